@@ -20,15 +20,15 @@ import numpy as np
 import pyarrow as pa
 from rocksdict import IngestExternalFileOptions, Options, SstFileWriter, WriteBatch
 
+from penstock.storage.entries.byte_strings import SstEntries
+from penstock.storage.entries.row_values import encoded_values
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, encode_keys
 from taskmanager.kernels.backend import kernels
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.entry_batches import sorted_entries
 from taskmanager.state.rocksdb.keyed_entries import keyed_entries
-from taskmanager.state.rocksdb.row_values import encoded_values
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
-from taskmanager.state.rocksdb.sst_file import SstEntries
 
 FILL: Final = 300_000
 STALL_BYTES: Final = 1 << 30

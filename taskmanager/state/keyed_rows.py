@@ -16,17 +16,14 @@ from penstock.errors import TaskFailure
 from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import BoolArray, Int64Array
+from penstock.storage.run_columns import DELETED_FIELD, KEY_GROUP_FIELD
 from taskmanager.kernels import RecordTable
-from taskmanager.state.run_format import DELETED, KEY_GROUP
 from taskmanager.state.slot_arrays import grown
 from taskmanager.state.value_log import FrozenStates
 from taskmanager.state.wide_columns import narrow_batches
 
 MakeColumns = Callable[[Int64Array], list[pa.Array]]
 """Columns of the rows with these indices."""
-
-KEY_GROUP_FIELD = pa.field(KEY_GROUP, pa.uint16(), nullable=False)
-DELETED_FIELD = pa.field(DELETED, pa.bool_(), nullable=False)
 
 SEGMENT_BATCH_ROWS = 1 << 13
 

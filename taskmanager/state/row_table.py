@@ -20,15 +20,10 @@ import pyarrow as pa
 from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array, plain_array, value_type
-from taskmanager.state.keyed_rows import KEY_GROUP_FIELD, SEGMENT_BATCH_ROWS, checked_rows
+from penstock.storage.run_columns import KEY_GROUP_FIELD, ROW_KEYS, SEQUENCE
+from taskmanager.state.keyed_rows import SEGMENT_BATCH_ROWS, checked_rows
 from taskmanager.state.snapshot_table import RestoredPart
 from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, concatenated_array
-
-SEQUENCE = pa.field("__sequence", pa.int64(), nullable=False)
-"""Place of a row in the order of arrival."""
-
-ROW_KEYS = b"row_keys"
-"""In the metadata of the exported rows' schema: the names of the key columns, as JSON."""
 
 _SORTED_BYTES_MAX = 256 << 20
 """How much is sorted by key-group at once when rows are exported."""

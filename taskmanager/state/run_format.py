@@ -39,24 +39,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
-from penstock.storage.key_groups import UInt16Array
-from penstock.storage.key_types import Int64Array, value_type
+from penstock.storage.key_types import value_type
+from penstock.storage.run_columns import is_plain
 from penstock.storage.run_reader import WIDTH
 from taskmanager.kernels import encode_keys
 from taskmanager.state.key_batches import retyped
 
-BACKEND: Final = "hashmap"
-"""What snapshots in this format say they are of: that backend writes no others, and canonical savepoints are in it
-whatever backend they were taken of."""
 FORMAT_VERSION: Final = 3
-FORMATS_READ: Final = (2, 3)
-KEY_GROUP: Final = "__key_group"
-DELETED: Final = "__deleted"
-CODEC: Final = b"codec"
 
 _COMPACT_BITS: Final = 32
 _PLAIN: Final = pa.ipc.IpcWriteOptions(use_threads=False)
@@ -80,43 +72,6 @@ def key_fields(key_types: Sequence[pa.DataType]) -> list[pa.Field]:
 def plain_keys(keys: KeyBatch) -> KeyBatch:
     """The same keys, whose arrays have plain types."""
     return retyped(keys, [value_type(kind) for kind in keys.types])
-
-
-def sorted_batch(
-    schema: pa.Schema, key_groups: UInt16Array, columns: Sequence[pa.Array]
-) -> pa.RecordBatch:
-    """A batch of a segment.
-
-    Args:
-        schema: of the segment.
-        key_groups: uint16[n], in any order.
-        columns: the other columns of the schema, n rows each.
-    """
-    if len(key_groups) and (key_groups[1:] < key_groups[:-1]).any():
-        order = np.argsort(key_groups, kind="stable")
-        key_groups = key_groups[order]
-        columns = [_taken(column, order) for column in columns]
-    return pa.RecordBatch.from_arrays([pa.array(key_groups), *columns], schema=schema)
-
-
-def _taken(column: pa.Array, order: Int64Array) -> pa.Array:
-    """The values at some places; tombstone marks are mostly all the same."""
-    if _is_plain(column):
-        return pa.array(column.to_numpy()[order])
-    is_mark = pa.types.is_boolean(column.type) and not column.null_count
-    if is_mark and column.true_count in (0, len(column)):
-        return column
-    return column.take(pa.array(order))
-
-
-def within(batch: pa.RecordBatch, key_groups: range) -> pa.RecordBatch:
-    """The rows of a batch that belong to a range of key-groups; not copied."""
-    groups = batch.column(0).to_numpy()
-    start = int(np.searchsorted(groups, key_groups.start, side="left"))
-    stop = int(np.searchsorted(groups, key_groups.stop, side="left"))
-    if start == 0 and stop == len(groups):
-        return batch
-    return batch.slice(start, stop - start)
 
 
 def split_tombstones(
@@ -152,17 +107,12 @@ def _narrowed(batch: pa.RecordBatch) -> pa.RecordBatch:
             field = field.with_type(kind).with_metadata(metadata)
             column = (
                 pa.array(column.to_numpy().astype(kind.to_pandas_dtype()))
-                if _is_plain(column)
+                if is_plain(column)
                 else column.cast(kind, safe=False)
             )
         fields.append(field)
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
-
-
-def _is_plain(column: pa.Array) -> bool:
-    """Whether it is an array for numpy, which is faster than Arrow on it."""
-    return pa.types.is_integer(column.type) and not column.null_count
 
 
 def _narrowest(column: pa.Array) -> pa.DataType:

@@ -8,10 +8,11 @@ import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import key_group_of
+from penstock.storage.run_columns import sorted_batch
 from taskmanager.kernels import RecordTable, Rows, encode_keys
 from taskmanager.kernels.record_versions import RecordExport
 from taskmanager.state.key_batches import concatenated_keys
-from taskmanager.state.run_format import plain_keys, sorted_batch
+from taskmanager.state.run_format import plain_keys
 
 TOMBSTONE_ROWS_MAX = 1 << 16
 

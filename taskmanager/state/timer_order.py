@@ -9,23 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.storage.entries.firing_order import Place, firing_order
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.keyed_rows import keyed_schema
 from taskmanager.state.run_format import key_fields
-
-Place = tuple[int, int]
-"""Time and hash of a key: a place in the order, that of keys with equal hashes included."""
-
-
-TIMER_KIND: Final = "timers"
-"""Of tables of timers in snapshots."""
 
 
 def timer_schema(key_types: Sequence[pa.DataType]) -> pa.Schema:
@@ -124,20 +117,6 @@ class TimerOrder:
             run.head += count
         self._runs = [run for run in self._runs if len(run)]
         return times[order], keys.take(order)
-
-
-def firing_order(times: Int64Array, keys: KeyBatch) -> Int64Array:
-    """The rows of n timers in the order in which they are due: the same for the same timers."""
-    order = np.lexsort((keys.hashes, times))
-    hashes = keys.hashes[order]
-    same = np.flatnonzero((np.diff(times[order]) == 0) & (hashes[1:] == hashes[:-1]))
-    if len(same):
-        # The same timer twice (deleted and back), or keys whose hashes collide.
-        starts = same[np.diff(same, prepend=-2) > 1]
-        stops = same[np.diff(same, append=len(order) + 1) > 1] + 2
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            order[start:stop] = sorted(order[start:stop].tolist(), key=keys.to_bytes)
-    return order
 
 
 def _key_bytes(keys: KeyBatch) -> int:

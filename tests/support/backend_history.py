@@ -22,6 +22,7 @@ import pytest
 from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.errors import StoreTransient
 from penstock.storage.codec import Stamped, codec_of
+from penstock.storage.entries.entry_keys import PARTITION_BYTES, partition_bounds
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import owners
 from taskmanager.kernels import AccumulatorKind, encode_keys, record_versions
@@ -32,7 +33,6 @@ from taskmanager.state.group_columns import group_column
 from taskmanager.state.group_table import GroupTable, TableRows
 from taskmanager.state.hashmap import cell_columns, map_column, timer_table
 from taskmanager.state.instances import InstanceTable
-from taskmanager.state.rocksdb.entry_keys import PARTITION_BYTES, partition_bounds
 from taskmanager.state.rocksdb.write_queue_runner import EntryWriter
 from taskmanager.state.row_table import RowDescriptor
 from tests.support.backend_job import BACKENDS, MAX_PARALLELISM, BackendJob, Subtask

@@ -13,10 +13,11 @@ import pyarrow as pa
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import BoolArray, Int64Array
+from penstock.storage.run_columns import CODEC, sorted_batch
 from taskmanager.kernels.record_versions import ReleasedError
 from taskmanager.state.descriptors import ABSENT, StateDescriptor, ValueCodec
 from taskmanager.state.keyed_rows import keyed_schema
-from taskmanager.state.run_format import CODEC, key_fields, plain_keys, sorted_batch
+from taskmanager.state.run_format import key_fields, plain_keys
 from taskmanager.state.snapshot_table import RestoredPart
 
 CHUNK_SLOTS: Final = 1 << 13

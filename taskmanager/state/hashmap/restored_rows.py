@@ -14,10 +14,10 @@ import pyarrow as pa
 from penstock.errors import TaskFailure, Unrecoverable
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
+from penstock.storage.run_columns import BACKEND, CODEC, FORMATS_READ, within
 from penstock.storage.run_reader import SegmentPlace, parts_of, segment_batches
 from taskmanager.state.aggregate_change import AggregateChange, aggregate_change
 from taskmanager.state.hashmap.chains import Chain, Segment
-from taskmanager.state.run_format import BACKEND, CODEC, FORMATS_READ, within
 
 
 @dataclass(frozen=True, slots=True)

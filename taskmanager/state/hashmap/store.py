@@ -21,6 +21,7 @@ import pyarrow as pa
 from penstock.errors import CheckpointAborted, StoreNotFound
 from penstock.pb import checkpoint_pb2
 from penstock.storage.key_groups import key_group_range
+from penstock.storage.run_columns import BACKEND
 from taskmanager.state.backend import AggregateDescriptor, BackendEnvironment
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.group_table import GroupTable
@@ -46,7 +47,7 @@ from taskmanager.state.instances import InstanceState
 from taskmanager.state.memory_check import MemoryCheck
 from taskmanager.state.migrated_values import migration_of
 from taskmanager.state.row_table import RowDescriptor, RowTable
-from taskmanager.state.run_format import BACKEND, FORMAT_VERSION
+from taskmanager.state.run_format import FORMAT_VERSION
 from taskmanager.state.session_table import SessionTable
 from taskmanager.state.snapshot_table import RestoredPart, SnapshotTable
 

@@ -14,12 +14,13 @@ import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import BoolArray, Int64Array, value_type
+from penstock.storage.run_columns import TIMER_KIND
 from taskmanager.kernels import RecordTable, Rows, distinct, encode_keys
 from taskmanager.state.key_batches import retyped
 from taskmanager.state.run_format import split_tombstones
 from taskmanager.state.sealed_records import SealedRecords
 from taskmanager.state.snapshot_table import RestoredPart
-from taskmanager.state.timer_order import TIMER_KIND, TimerOrder, timer_schema
+from taskmanager.state.timer_order import TimerOrder, timer_schema
 
 _SLACK: Final = 1 << 12
 """That many deleted timers may stay in the order in any case."""

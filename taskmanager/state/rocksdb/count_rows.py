@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.storage.entries.entry_keys import partition_bounds
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import encode_keys
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import TableHome
-from taskmanager.state.rocksdb.entry_keys import partition_bounds
 from taskmanager.state.rocksdb.spilled_table import SpilledKeyedTable
 
 _SWEPT_ROWS: Final = 4096

@@ -19,25 +19,22 @@ from typing import Any, Final
 
 import numpy as np
 from rocksdict import (
-    AccessType,
     BlockBasedOptions,
     Checkpoint,
     DBCompressionType,
     IngestExternalFileOptions,
     Options,
     Rdict,
-    ReadOptions,
     WriteOptions,
 )
 
 from penstock.errors import StoreFull, StoreTransient, Unrecoverable
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.database_reader_store import SCAN_BYTES, SCAN_ROWS, scan, unreadable
 from penstock.storage.key_encoding import KeyLoops
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries, sst_file
+from taskmanager.state.rocksdb.sst_file import sst_file
 
-SCAN_ROWS: Final = 8192
-SCAN_BYTES: Final = 64 << 20
-"""About so many bytes of values are read at once, or one value."""
 VALUE_BYTES_MAX: Final = (1 << 31) - 1
 """RocksDB can hold twice as much; Arrow, as which values come back, cannot."""
 
@@ -90,7 +87,7 @@ class Database:
         try:
             values: list[bytes | None] = self._rocks[keys]
         except Exception as error:
-            raise _unreadable(self._directory, error) from error
+            raise unreadable(self._directory, error) from error
         return values
 
     def scan(
@@ -104,7 +101,7 @@ class Database:
         Raises:
             StoreTransient: they cannot be read.
         """
-        return _scan(self._rocks, self._directory, begin, end, rows_max)
+        return scan(self._rocks, self._directory, begin, end, rows_max)
 
     def scan_prefixes(
         self, prefixes: list[bytes], rows_max: int = SCAN_ROWS
@@ -139,7 +136,7 @@ class Database:
                     yield names, values
                     names, values, size_bytes = [], [], 0
         except Exception as error:
-            raise _unreadable(self._directory, error) from error
+            raise unreadable(self._directory, error) from error
         if names:
             yield names, values
 
@@ -216,61 +213,6 @@ class Database:
             ) from error
 
 
-class ReadOnlyDatabase:
-    """A downloaded database from which ranges are copied.
-
-    Raises:
-        StoreTransient: it cannot be opened.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        options = Options(raw_mode=True)
-        options.create_if_missing(False)
-        try:
-            self._rocks: Any = Rdict(
-                str(directory), options, access_type=AccessType.read_only(False)
-            )
-        except Exception as error:
-            raise _unreadable(directory, error) from error
-
-    def scan(self, begin: bytes, end: bytes) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """As ``Database.scan``."""
-        return _scan(self._rocks, self._directory, begin, end, SCAN_ROWS)
-
-    def close(self) -> None:
-        """Closes it."""
-        self._rocks.close()
-
-
-def _scan(
-    rocks: Any, directory: Path, begin: bytes, end: bytes, rows_max: int
-) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    options = ReadOptions()
-    options.set_iterate_upper_bound(end)
-    try:
-        entries = rocks.iter(read_opt=options)
-        entries.seek(begin)
-        while True:
-            keys: list[bytes] = []
-            values: list[bytes] = []
-            size_bytes = 0
-            while entries.valid() and len(keys) < rows_max and size_bytes < SCAN_BYTES:
-                value = entries.value()
-                if keys and size_bytes + len(value) > 2 * SCAN_BYTES:
-                    break
-                keys.append(entries.key())
-                values.append(value)
-                size_bytes += len(value)
-                entries.next()
-            entries.status()  # raises where the end is an error
-            if not keys:
-                return
-            yield keys, values
-    except Exception as error:
-        raise _unreadable(directory, error) from error
-
-
 def _in_files(entries: SstEntries) -> Iterator[SstEntries]:
     """The same entries, as many at a time as a file is to have."""
     keys, values, gone = entries.keys, entries.values, entries.deleted
@@ -298,13 +240,6 @@ def parts_of_values(
             start, size_bytes = place, 0
         size_bytes += len(value)
     yield keys[start:], values[start:]
-
-
-def _unreadable(directory: Path, error: Exception) -> StoreTransient:
-    return StoreTransient(
-        f"the RocksDB database in {directory} cannot be read: {error}; it is made anew from the "
-        "newest checkpoint"
-    )
 
 
 def _options(memory: SlotMemory) -> Any:

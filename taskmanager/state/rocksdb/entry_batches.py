@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.entry_keys import entry_keys, entry_order
+from penstock.storage.entries.entry_values import encoded_rows
 from penstock.storage.key_encoding import KeyLoops, bounds_of
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import Rows
 from taskmanager.kernels.accumulators import Values
 from taskmanager.state.key_batches import concatenated_keys
-from taskmanager.state.rocksdb.entry_keys import entry_keys, entry_order
-from taskmanager.state.rocksdb.entry_values import encoded_rows
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 
 
 def concat_strings(parts: Sequence[ByteStrings]) -> ByteStrings:

@@ -17,12 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Final
 
 from penstock.pb import checkpoint_pb2
-
-SHARED_SUFFIX: Final = ".sst"
-"""Files that never change once they are there."""
+from penstock.storage.entries.file_names import SHARED_SUFFIX, local_name
 
 
 class FileLedger:
@@ -104,8 +101,3 @@ class FileLedger:
         """A checkpoint will not complete."""
         with self._lock:
             self._pending.pop(checkpoint_id, None)
-
-
-def local_name(file: checkpoint_pb2.StateFile) -> str:
-    """What a file is called in the database's directory."""
-    return file.name.rpartition("/")[2]

@@ -15,6 +15,9 @@ from collections.abc import Iterator
 import numpy as np
 from typing_extensions import override
 
+from penstock.storage.entries.byte_strings import SstEntries
+from penstock.storage.entries.entry_keys import partition_bounds
+from penstock.storage.entries.entry_values import decoded_rows
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import RecordTable, Rows, distinct
 from taskmanager.kernels.backend import kernels as process_kernels
@@ -24,10 +27,7 @@ from taskmanager.state.group_table import GroupTable, TableInputs, TableRows
 from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.entry_batches import concat_rows, sorted_entries, take_rows
-from taskmanager.state.rocksdb.entry_keys import partition_bounds
-from taskmanager.state.rocksdb.entry_values import decoded_rows
 from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Entries, KeyedSpill
-from taskmanager.state.rocksdb.sst_file import SstEntries
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.run_format import plain_keys
 
@@ -196,7 +196,7 @@ class StoredGroupTable(GroupTable, KeyedSpill):
             table.load(*self._restored(parts))
             return
         for names, values in parts:
-            accumulators, validity = decoded_rows(self._kinds, values)
+            accumulators, validity = decoded_rows([kind.dtype for kind in self._kinds], values)
             table._records.put(Rows(self._keys_of(names), accumulators, validity))
 
     def _part(self, entries: Entries) -> GroupTable:

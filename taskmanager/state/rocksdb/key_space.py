@@ -20,6 +20,14 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.storage.entries.byte_strings import ByteStrings
+from penstock.storage.entries.entry_keys import (
+    PARTITION_BYTES,
+    decoded_keys,
+    entry_keys,
+    entry_order,
+    partition_bounds,
+)
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels.backend import kernels as process_kernels
@@ -27,20 +35,12 @@ from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.hashmap.key_space import HashMapKeySpace
 from taskmanager.state.key_index import KeyIndex
 from taskmanager.state.rocksdb.cache_host import CacheAccount, CacheHost, EntryReader
-from taskmanager.state.rocksdb.entry_keys import (
-    PARTITION_BYTES,
-    decoded_keys,
-    entry_keys,
-    entry_order,
-    partition_bounds,
-)
 from taskmanager.state.rocksdb.spilled_columns import (
     SpilledColumn,
     SpilledLists,
     SpilledMaps,
     SpilledValues,
 )
-from taskmanager.state.rocksdb.sst_file import ByteStrings
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.slot_arrays import grown
 

@@ -12,19 +12,18 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.entry_keys import entry_keys, entry_order
+from penstock.storage.entries.keyed_values import NUMBER_BYTES, SIGN
+from penstock.storage.entries.row_values import encoded_values
 from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import distinct, encode_keys
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.rocksdb.entry_batches import concat_strings
-from taskmanager.state.rocksdb.entry_keys import decoded_keys, entry_keys, entry_order
-from taskmanager.state.rocksdb.row_values import decoded_values, encoded_values
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 
-NUMBER_BYTES: Final = 8
 PART_BYTES: Final = 256 << 20
 """Of the rows whose entries are sorted and written together; more only where one batch has more."""
-_SIGN: Final = np.uint64(1 << 63)
 
 
 def keyed_entries(
@@ -52,36 +51,6 @@ def keyed_entries(
         names = _with_numbers(names, numbers[order], loops)
     gone = deleted[order]
     return SstEntries(names, values.take(order, loops), gone if gone.any() else None)
-
-
-def split_numbers(names: list[bytes]) -> tuple[list[bytes], Int64Array]:
-    """The entry keys of the rows' keys, and the rows' numbers."""
-    words = np.frombuffer(b"".join([name[-NUMBER_BYTES:] for name in names]), ">u8")
-    return [name[:-NUMBER_BYTES] for name in names], (words.astype(np.uint64) ^ _SIGN).view(
-        np.int64
-    )
-
-
-def keyed_batch(
-    schema: pa.Schema,
-    key_types: tuple[pa.DataType, ...],
-    names: list[bytes],
-    values: list[bytes],
-    *,
-    with_numbers: bool,
-) -> pa.RecordBatch:
-    """Entries as rows of a ``keyed_schema``; key-groups are left at 0."""
-    loops = process_kernels()
-    identity: list[pa.Array] = []
-    if with_numbers:
-        names, numbers = split_numbers(names)
-        identity.append(pa.array(numbers))
-    keys = decoded_keys(key_types, ByteStrings.of(names), loops).to_arrays()
-    first = 2 + len(keys) + len(identity)
-    content = decoded_values(schema.types[first:], ByteStrings.of(values), loops)
-    count = len(names)
-    heads = [pa.array(np.zeros(count, np.uint16)), pa.repeat(False, count)]
-    return pa.RecordBatch.from_arrays([*heads, *keys, *identity, *content], schema=schema)
 
 
 def batch_entries(
@@ -132,7 +101,7 @@ def _with_numbers(names: ByteStrings, numbers: Int64Array, loops: KeyLoops) -> B
     offsets = bounds_of(lengths + NUMBER_BYTES)
     data = np.empty(int(offsets[-1]), np.uint8)
     loops.copy_ranges(names.data, names.offsets[:-1], data, offsets[:-1], lengths)
-    words = (numbers.view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8)
+    words = (numbers.view(np.uint64) ^ SIGN).astype(">u8").view(np.uint8)
     starts = np.arange(len(names), dtype=np.int64) * NUMBER_BYTES
     widths = np.full(len(names), NUMBER_BYTES, np.int64)
     loops.copy_ranges(words, starts, data, offsets[:-1] + lengths, widths)

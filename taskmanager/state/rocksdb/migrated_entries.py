@@ -7,17 +7,17 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from penstock.errors import TaskFailure
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.entry_keys import moved_to, partition_bounds
+from penstock.storage.entries.entry_values import decoded_rows, encoded_rows
+from penstock.storage.entries.row_values import decoded_values, encoded_values
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.accumulator_columns import from_columns
 from taskmanager.state.aggregate_change import AggregateChange, aggregate_change, number_kinds
 from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.migrated_values import migration_of
 from taskmanager.state.rocksdb.database_store import Database
-from taskmanager.state.rocksdb.entry_keys import moved_to, partition_bounds
-from taskmanager.state.rocksdb.entry_values import decoded_rows, encoded_rows
 from taskmanager.state.rocksdb.partitions import PartitionCatalog, StoredState, state_schema
-from taskmanager.state.rocksdb.row_values import decoded_values, encoded_values
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 
 
 class MigratedEntries:
@@ -99,7 +99,9 @@ def _changed_rows(
     else:
         columns = [
             pa.array(numbers, mask=None if valid is None else ~valid)
-            for numbers, valid in zip(*decoded_rows(kinds, values), strict=True)
+            for numbers, valid in zip(
+                *decoded_rows([kind.dtype for kind in kinds], values), strict=True
+            )
         ]
     changed = change.columns(columns, len(values))
     kinds = number_kinds(change.schema)

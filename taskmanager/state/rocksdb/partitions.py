@@ -11,10 +11,9 @@ import pyarrow as pa
 from penstock.errors import TaskFailure
 from penstock.pb import checkpoint_pb2
 from penstock.storage.key_types import value_type
+from penstock.storage.run_columns import DELETED, KEY_GROUP, SEQUENCE
 from taskmanager.state.descriptors import StateDescriptor, ValueCodec
 from taskmanager.state.rocksdb.cache_host import StoredTable
-from taskmanager.state.row_table import SEQUENCE
-from taskmanager.state.run_format import DELETED, KEY_GROUP
 
 _CODEC: Final = "codec"
 """Metadata key of a field."""

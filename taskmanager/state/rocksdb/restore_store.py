@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 from typing import Final
 from uuid import uuid4
@@ -20,45 +19,25 @@ import numpy as np
 
 from penstock.errors import Unrecoverable
 from penstock.pb import checkpoint_pb2
-from penstock.storage.blobs import SnapshotReader
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.database_reader_store import (
+    ReadOnlyDatabase,
+    Scope,
+    download,
+)
+from penstock.storage.entries.entry_keys import group_bounds, moved_to, partition_bounds
+from penstock.storage.entries.file_names import BACKEND, FORMAT_VERSION
 from penstock.storage.key_encoding import KeyLoops
-from penstock.storage.key_types import BoolArray
+from penstock.storage.run_columns import BACKEND as RUN_BACKEND
+from penstock.storage.run_columns import TIMER_KIND
 from taskmanager.state.backend import BackendEnvironment
-from taskmanager.state.rocksdb.database_manifest import database_files, without_files
-from taskmanager.state.rocksdb.database_store import Database, ReadOnlyDatabase
-from taskmanager.state.rocksdb.entry_keys import group_bounds, moved_to, partition_bounds
-from taskmanager.state.rocksdb.file_ledger import SHARED_SUFFIX, FileLedger, local_name
+from taskmanager.state.rocksdb.database_store import Database
+from taskmanager.state.rocksdb.file_ledger import FileLedger
 from taskmanager.state.rocksdb.partitions import PartitionCatalog, stored_segments
 from taskmanager.state.rocksdb.run_restore_store import load_runs
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
-from taskmanager.state.rocksdb.timer_entries import timer_groups
-from taskmanager.state.run_format import BACKEND as RUN_BACKEND
-from taskmanager.state.timer_order import TIMER_KIND
 
-BACKEND: Final = "rocksdb"
-FORMAT_VERSION: Final = 3
 _COPY_ROWS: Final = 1 << 18
-_CURRENT: Final = "CURRENT"
-"""The file that names a database's manifest."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Scope:
-    """The key-groups whose entries are wanted."""
-
-    key_groups: range
-    max_parallelism: int
-    loops: KeyLoops
-
-    def within(self, key_groups: range) -> _Scope:
-        """Fewer key-groups."""
-        return _Scope(key_groups, self.max_parallelism, self.loops)
-
-    def has_timers(self, names: list[bytes]) -> BoolArray:
-        """bool[n]: which entries of timers are of these key-groups."""
-        groups = timer_groups(names, self.max_parallelism, self.loops)
-        return (groups >= self.key_groups.start) & (groups < self.key_groups.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +96,9 @@ def _open(
         return OpenedState(database, catalog, ledger)
     assert environment.reader is not None, "a snapshot without a reader"
     base, others = snapshots[0], snapshots[1:]
-    scope = _Scope(key_groups, environment.max_parallelism, loops)
+    scope = Scope(key_groups, environment.max_parallelism, loops)
     is_whole = not others and _key_groups(base) == key_groups
-    _download(base, environment.reader, path, None if is_whole else scope)
+    download(base, environment.reader, path, None if is_whole else scope)
     database = Database(path, files_in, memory, loops)
     undo.callback(database.close)
     catalog.restore(base)
@@ -136,7 +115,7 @@ def _open(
     _drop_foreign(database, catalog, scope)
     for index, other in enumerate(others):
         source = directory / f"restored-{index}"
-        _download(other, environment.reader, source, scope)
+        download(other, environment.reader, source, scope)
         with closing(ReadOnlyDatabase(source)) as incoming:
             _copy(incoming, other, database, catalog, scope)
         shutil.rmtree(source)
@@ -186,42 +165,6 @@ def _key_groups(snapshot: checkpoint_pb2.KeyedStateSnapshot) -> range:
     return range(snapshot.first_key_group, snapshot.last_key_group + 1)
 
 
-def _download(
-    snapshot: checkpoint_pb2.KeyedStateSnapshot,
-    reader: SnapshotReader,
-    directory: Path,
-    scope: _Scope | None,
-) -> None:
-    """Makes the database of a snapshot, with the files that have something of the key-groups; None = with all."""
-    directory.mkdir()
-    tables = [file for file in snapshot.files if file.name.endswith(SHARED_SUFFIX)]
-    for file in snapshot.files:
-        if not file.name.endswith(SHARED_SUFFIX):  # the database writes on in it
-            (directory / local_name(file)).write_bytes(reader.read(file.handle))
-    foreign = set() if scope is None else _foreign_files(snapshot, directory, scope)
-    wanted = [file for file in tables if local_name(file) not in foreign]
-    reader.fetch_all({directory / local_name(file): file.handle for file in wanted})
-
-
-def _foreign_files(
-    snapshot: checkpoint_pb2.KeyedStateSnapshot, directory: Path, scope: _Scope
-) -> set[str]:
-    """Takes the files that have nothing of the key-groups out of the database; their names."""
-    manifest = directory / (directory / _CURRENT).read_text().strip()
-    content = manifest.read_bytes()
-    ranges = [
-        partition_bounds(segment.offset)
-        if snapshot.tables[segment.table].kind == TIMER_KIND
-        else group_bounds(segment.offset, scope.key_groups)
-        for segment in snapshot.segments
-    ]
-    files = database_files(content) or []
-    foreign = [file for file in files if not file.has_some_of(ranges)]
-    if foreign:
-        manifest.write_bytes(without_files(content, foreign))
-    return {f"{file.number:06d}{SHARED_SUFFIX}" for file in foreign}
-
-
 def _drop_unowned(database: Database, catalog: PartitionCatalog) -> None:
     """Drops the entries of all partitions that are not in the catalog."""
     begin = partition_bounds(0)[0]
@@ -232,7 +175,7 @@ def _drop_unowned(database: Database, catalog: PartitionCatalog) -> None:
     _drop_range(database, begin, b"\xff" * 9)
 
 
-def _drop_foreign(database: Database, catalog: PartitionCatalog, scope: _Scope) -> None:
+def _drop_foreign(database: Database, catalog: PartitionCatalog, scope: Scope) -> None:
     """Drops the entries of other subtasks' key-groups."""
     for state in catalog.states.values():
         for partition in state.partitions.values():
@@ -246,7 +189,7 @@ def _drop_foreign(database: Database, catalog: PartitionCatalog, scope: _Scope) 
             _drop_range(database, behind, end)
 
 
-def _drop_foreign_timers(database: Database, number: int, scope: _Scope) -> None:
+def _drop_foreign_timers(database: Database, number: int, scope: Scope) -> None:
     for names, _ in _batched(database.scan(*partition_bounds(number))):
         foreign = [names[row] for row in np.flatnonzero(~scope.has_timers(names)).tolist()]
         if foreign:
@@ -266,7 +209,7 @@ def _copy(
     snapshot: checkpoint_pb2.KeyedStateSnapshot,
     database: Database,
     catalog: PartitionCatalog,
-    scope: _Scope,
+    scope: Scope,
 ) -> None:
     """Copies what a snapshot has of the key-groups."""
     theirs, mine = _key_groups(snapshot), scope.key_groups

@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
+from penstock.storage.entries.byte_strings import SstEntries
+from penstock.storage.entries.run_states import ENDS, ends_table, stored_table
+from penstock.storage.run_columns import TIMER_KIND
 from taskmanager.state.hashmap.restored_rows import RestoredRows, restored_rows
 from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.entry_batches import concat_entries
 from taskmanager.state.rocksdb.partitions import Partition, PartitionCatalog
 from taskmanager.state.rocksdb.run_entries import Sessions, run_entries
-from taskmanager.state.rocksdb.run_states import ENDS, ends_table, stored_table
-from taskmanager.state.rocksdb.sst_file import SstEntries
-from taskmanager.state.timer_order import TIMER_KIND
 
 WHOLE: Final = 0
 """The namespace of states that are not cut into namespaces."""

@@ -14,14 +14,16 @@ from typing import Final
 from penstock.errors import CheckpointAborted
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob
+from penstock.storage.entries.database_reader_store import ReadOnlyDatabase
+from penstock.storage.entries.entry_keys import partition_bounds
+from penstock.storage.entries.entry_rows import entry_rows
+from penstock.storage.entries.run_states import run_states
+from penstock.storage.run_columns import BACKEND
+from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.hashmap.chains import Segment
 from taskmanager.state.hashmap.snapshot import described
-from taskmanager.state.rocksdb.database_store import ReadOnlyDatabase
-from taskmanager.state.rocksdb.entry_keys import partition_bounds
-from taskmanager.state.rocksdb.run_entries import run_entries
-from taskmanager.state.rocksdb.run_states import run_states
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, WriteQueue
-from taskmanager.state.run_format import BACKEND, FORMAT_VERSION
+from taskmanager.state.run_format import FORMAT_VERSION
 from taskmanager.state.run_parts import SegmentWriter
 
 _WRITTEN_TO: Final = 1
@@ -98,7 +100,8 @@ class RunSnapshot:
         offset = 0
         with closing(ReadOnlyDatabase(self._directory)) as database:
             for state, partitions in run_states(self._native):
-                entries = run_entries(state.kind, state.schema, self._native.max_parallelism)
+                limit = self._native.max_parallelism
+                entries = entry_rows(state.kind, state.schema, limit, process_kernels())
                 table = len(self._tables)
                 schema = state.schema.serialize().to_pybytes()
                 self._tables.append(

@@ -26,17 +26,17 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.storage.entries.byte_strings import SstEntries
+from penstock.storage.entries.entry_keys import partition_bounds
+from penstock.storage.entries.timer_entries import decoded_timers, timer_entries, timer_place
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import RecordTable, encode_keys
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import TableHome
-from taskmanager.state.rocksdb.entry_keys import partition_bounds
 from taskmanager.state.rocksdb.keyed_entries import joined_column
 from taskmanager.state.rocksdb.spilled_table import SpilledKeyedTable
-from taskmanager.state.rocksdb.sst_file import SstEntries
-from taskmanager.state.rocksdb.timer_entries import decoded_timers, timer_entries, timer_place
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.session_table import SessionTable
 from taskmanager.state.snapshot_table import RestoredPart

@@ -18,6 +18,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 from typing_extensions import override
 
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.entry_keys import PARTITION_BYTES, entry_keys, string_order
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
 from taskmanager.state.hashmap.cell_columns import CellExport, HashMapListColumn, HashMapValueColumn
@@ -28,9 +30,7 @@ from taskmanager.state.hashmap.object_column import (
     ObjectColumn,
 )
 from taskmanager.state.rocksdb.cache_host import EntryReader
-from taskmanager.state.rocksdb.entry_keys import PARTITION_BYTES, entry_keys, string_order
 from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 
 LENGTH_BYTES: Final = 4

@@ -15,6 +15,15 @@ from typing import ClassVar, Final
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.entry_keys import (
+    decoded_keys,
+    entry_keys,
+    entry_order,
+    partition_bounds,
+)
+from penstock.storage.entries.keyed_values import keyed_batch, split_numbers
+from penstock.storage.entries.row_values import check_storable
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array, value_type
 from taskmanager.kernels.backend import kernels as process_kernels
@@ -22,20 +31,7 @@ from taskmanager.state.instances import InstanceState
 from taskmanager.state.keyed_table import KeyedTable
 from taskmanager.state.rocksdb.cache_host import CacheAccount, TableHome
 from taskmanager.state.rocksdb.database_store import parts_of_values
-from taskmanager.state.rocksdb.entry_keys import (
-    decoded_keys,
-    entry_keys,
-    entry_order,
-    partition_bounds,
-)
-from taskmanager.state.rocksdb.keyed_entries import (
-    batch_entries,
-    in_parts,
-    keyed_batch,
-    split_numbers,
-)
-from taskmanager.state.rocksdb.row_values import check_storable
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
+from taskmanager.state.rocksdb.keyed_entries import batch_entries, in_parts
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.snapshot_table import RestoredPart, SealedTable
 
@@ -241,7 +237,10 @@ class KeyedSpill(SpilledTable):
         return decoded_keys(self._plain_types, ByteStrings.of(names), process_kernels())
 
     def _rows_of(self, part: Entries) -> pa.RecordBatch:
-        return keyed_batch(self.schema(), self._plain_types, *part, with_numbers=self.with_numbers)
+        loops = process_kernels()
+        return keyed_batch(
+            self.schema(), self._plain_types, *part, loops, with_numbers=self.with_numbers
+        )
 
 
 class SpilledKeyedTable(KeyedTable, KeyedSpill):

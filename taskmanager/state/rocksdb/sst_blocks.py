@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.key_encoding import KeyLoops, bounds_of
-from penstock.storage.key_types import BoolArray, ByteArray, Int64Array
+from penstock.storage.key_types import ByteArray, Int64Array
 
 BLOCK_BYTES: Final = 8 << 10
 TRAILER: Final = b"\0" * 5
@@ -28,75 +28,6 @@ KEY_TRAILER_BYTES: Final = 8
 
 _RESTART_INTERVAL: Final = 16
 _VALUE_TYPE: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class ByteStrings:
-    """n byte strings in one buffer.
-
-    Attributes:
-        data: uint8[...].
-        offsets: int64[n + 1] bounds of the strings in ``data``.
-    """
-
-    data: ByteArray
-    offsets: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def lengths(self) -> Int64Array:
-        """int64[n]."""
-        return np.diff(self.offsets)
-
-    def at(self, row: int) -> bytes:
-        """One string."""
-        return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes()
-
-    def to_list(self) -> list[bytes]:
-        """All strings."""
-        lengths = self.lengths()
-        if not len(lengths):
-            return []
-        start, stop = int(self.offsets[0]), int(self.offsets[-1])
-        width = int(lengths[0])
-        if width and (lengths == width).all():
-            items: list[bytes] = self.data[start:stop].view(f"V{width}").tolist()
-            return items
-        data = self.data[start:stop].tobytes()
-        bounds = (self.offsets - start).tolist()
-        return [data[low:high] for low, high in pairwise(bounds)]
-
-    def take(self, rows: Int64Array, loops: KeyLoops) -> ByteStrings:
-        """The strings of the given rows."""
-        starts = self.offsets[rows]
-        lengths = self.offsets[rows + 1] - starts
-        bounds = bounds_of(lengths)
-        data = np.empty(int(bounds[-1]), np.uint8)
-        loops.copy_ranges(self.data, starts, data, bounds[:-1], lengths)
-        return ByteStrings(data, bounds)
-
-    @classmethod
-    def of(cls, items: list[bytes]) -> ByteStrings:
-        """The strings of a list."""
-        lengths = np.fromiter(map(len, items), np.int64, len(items))
-        data = np.frombuffer(b"".join(items), np.uint8)
-        return cls(data, bounds_of(lengths))
-
-
-@dataclass(frozen=True, slots=True)
-class SstEntries:
-    """n entries in the order of their keys.
-
-    Attributes:
-        keys: different, ascending by their bytes.
-        values: of the same length; what stands where ``deleted`` is True is ignored.
-        deleted: bool[n], True where the key is removed; None = nowhere.
-    """
-
-    keys: ByteStrings
-    values: ByteStrings
-    deleted: BoolArray | None
 
 
 @dataclass(frozen=True, slots=True)

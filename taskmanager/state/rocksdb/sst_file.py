@@ -25,14 +25,13 @@ from typing import Final
 import numpy as np
 import xxhash
 
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.key_encoding import KeyLoops
 from penstock.storage.key_types import ByteArray, Int64Array
 from taskmanager.state.rocksdb.sst_blocks import (
     KEY_TRAILER_BYTES,
     TRAILER,
     BlockBuilder,
-    ByteStrings,
-    SstEntries,
     data_blocks,
     index_block,
     varint,

@@ -21,6 +21,8 @@ import pyarrow as pa
 
 from penstock.errors import CheckpointAborted
 from penstock.pb import checkpoint_pb2
+from penstock.storage.entries.file_names import BACKEND, FORMAT_VERSION
+from penstock.storage.entries.run_states import COLUMN_PREFIX
 from penstock.storage.key_groups import key_group_range
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.backend import (
@@ -39,9 +41,8 @@ from taskmanager.state.rocksdb.key_space import StoredKeySpace
 from taskmanager.state.rocksdb.migrated_entries import MigratedEntries
 from taskmanager.state.rocksdb.pacer_runner import Pacer
 from taskmanager.state.rocksdb.partitions import column_schema
-from taskmanager.state.rocksdb.restore_store import BACKEND, FORMAT_VERSION, open_state
+from taskmanager.state.rocksdb.restore_store import open_state
 from taskmanager.state.rocksdb.run_snapshot_store import RunSnapshot
-from taskmanager.state.rocksdb.run_states import COLUMN_PREFIX
 from taskmanager.state.rocksdb.slot_memory_store import slot_memory
 from taskmanager.state.rocksdb.snapshot_store import RocksDBSnapshot
 from taskmanager.state.rocksdb.stored_tables import WHOLE, StoredTables

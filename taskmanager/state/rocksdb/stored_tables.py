@@ -7,6 +7,8 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
+from penstock.storage.entries.run_states import ENDS
+from penstock.storage.run_columns import TIMER_KIND
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import StoredTable, TableHome
@@ -14,13 +16,12 @@ from taskmanager.state.rocksdb.count_rows import StoredCountTable
 from taskmanager.state.rocksdb.group_rows import StoredGroupTable
 from taskmanager.state.rocksdb.migrated_entries import MigratedEntries
 from taskmanager.state.rocksdb.partitions import Partition, PartitionCatalog
-from taskmanager.state.rocksdb.run_states import ENDS
 from taskmanager.state.rocksdb.session_rows import StoredSessionTable
 from taskmanager.state.rocksdb.spilled_table import KeyedSpill
 from taskmanager.state.rocksdb.timer_rows import StoredTimerTable
 from taskmanager.state.rocksdb.window_rows import StoredRowTable
 from taskmanager.state.row_table import RowDescriptor
-from taskmanager.state.timer_order import TIMER_KIND, timer_schema
+from taskmanager.state.timer_order import timer_schema
 
 T = TypeVar("T", bound=StoredTable)
 

@@ -25,20 +25,22 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.storage.entries.byte_strings import SstEntries
+from penstock.storage.entries.entry_keys import partition_bounds
+from penstock.storage.entries.firing_order import Place
+from penstock.storage.entries.timer_entries import decoded_timers, timer_entries, timer_place
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import BoolArray, Int64Array, value_type
+from penstock.storage.run_columns import TIMER_KIND
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, distinct, encode_keys
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.kernels.record_versions import RecordExport
 from taskmanager.state.key_batches import retyped
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.entry_batches import concat_rows, take_rows
-from taskmanager.state.rocksdb.entry_keys import partition_bounds
 from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, SpilledTable
-from taskmanager.state.rocksdb.sst_file import SstEntries
-from taskmanager.state.rocksdb.timer_entries import decoded_timers, timer_entries, timer_place
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
-from taskmanager.state.timer_order import TIMER_KIND, Place, TimerOrder, timer_schema
+from taskmanager.state.timer_order import TimerOrder, timer_schema
 
 PART_ROWS: Final = 1 << 13
 """Entries that are read at once."""

@@ -21,14 +21,14 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.entry_keys import group_bounds, partition_bounds
+from penstock.storage.entries.row_entries import key_prefixes, row_entries, row_sequences
+from penstock.storage.entries.row_values import check_storable, decoded_values, encoded_values
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.rocksdb.cache_host import CacheAccount, TableHome
-from taskmanager.state.rocksdb.entry_keys import group_bounds, partition_bounds
-from taskmanager.state.rocksdb.row_entries import key_prefixes, row_entries, row_sequences
-from taskmanager.state.rocksdb.row_values import check_storable, decoded_values, encoded_values
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.row_table import KeyedRows, RowDescriptor, RowPiece, RowTable
 

@@ -22,9 +22,9 @@ from threading import Lock
 from typing import Final, Protocol
 
 from penstock.errors import StreamError
+from penstock.storage.entries.byte_strings import SstEntries
+from penstock.storage.entries.entry_keys import partition_bounds
 from taskmanager.state.rocksdb.entry_batches import concat_entries
-from taskmanager.state.rocksdb.entry_keys import partition_bounds
-from taskmanager.state.rocksdb.sst_file import SstEntries
 
 FILE_ENTRIES: Final = 1 << 20
 """Entries of small tables that share a file."""

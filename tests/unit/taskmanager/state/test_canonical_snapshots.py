@@ -14,9 +14,10 @@ import pytest
 from penstock.errors import CheckpointAborted, StoreTransient, Unrecoverable
 from penstock.pb import checkpoint_pb2
 from penstock.storage.codec import codec_of
+from penstock.storage.run_columns import ROW_KEYS
 from penstock.storage.snapshot_files import StoreSnapshotReader
 from taskmanager.state.descriptors import StateDescriptor, StateKind
-from taskmanager.state.row_table import ROW_KEYS, RowDescriptor
+from taskmanager.state.row_table import RowDescriptor
 from tests.support.backend_job import BACKENDS
 from tests.support.one_backend import Cells, OneBackend
 from tests.support.rocksdb_cluster import fast_directory

@@ -20,6 +20,8 @@ from rocksdict import IngestExternalFileOptions
 from penstock.errors import StoreCorrupt, StoreTransient
 from penstock.pb import checkpoint_pb2
 from penstock.storage.codec import codec_of
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.run_columns import sorted_batch
 from penstock.storage.run_reader import SegmentPlace, segment_batches
 from penstock.storage.snapshot_files import StoreSnapshotReader
 from taskmanager.kernels import AccumulatorKind, encode_keys
@@ -29,9 +31,8 @@ from taskmanager.state.descriptors import StateDescriptor, StateKind
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries, sst_file
+from taskmanager.state.rocksdb.sst_file import sst_file
 from taskmanager.state.row_table import RowDescriptor
-from taskmanager.state.run_format import sorted_batch
 from taskmanager.state.run_parts import SegmentWriter
 from tests.support.backend_job import BACKENDS
 from tests.support.examples import number_of

@@ -14,11 +14,7 @@ from typing import Any
 import pytest
 from rocksdict import AccessType, DBCompressionType, Options, Rdict
 
-from taskmanager.state.rocksdb.database_manifest import (
-    DatabaseFile,
-    database_files,
-    without_files,
-)
+from penstock.storage.entries.database_manifest import DatabaseFile, database_files, without_files
 from tests.support.rocksdb_cluster import fast_directory
 
 COUNT = 3_000

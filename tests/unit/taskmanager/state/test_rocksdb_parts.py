@@ -18,13 +18,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import StoreFull, StoreTransient
 from penstock.pb import checkpoint_pb2
-from penstock.storage.key_groups import key_group_of
-from taskmanager.kernels import AccumulatorKind, encode_keys
-from taskmanager.kernels.backend import kernels
-from taskmanager.state.memory import ManagedMemory
-from taskmanager.state.rocksdb.cgroup_client import cgroup_memory_limit
-from taskmanager.state.rocksdb.database_store import Database
-from taskmanager.state.rocksdb.entry_keys import (
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.entry_keys import (
     decoded_keys,
     entry_keys,
     entry_order,
@@ -33,12 +28,18 @@ from taskmanager.state.rocksdb.entry_keys import (
     partition_bounds,
     string_order,
 )
-from taskmanager.state.rocksdb.entry_values import decoded_rows, encoded_rows
+from penstock.storage.entries.entry_values import decoded_rows, encoded_rows
+from penstock.storage.key_groups import key_group_of
+from taskmanager.kernels import AccumulatorKind, encode_keys
+from taskmanager.kernels.backend import kernels
+from taskmanager.state.memory import ManagedMemory
+from taskmanager.state.rocksdb.cgroup_client import cgroup_memory_limit
+from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.file_ledger import FileLedger
 from taskmanager.state.rocksdb.memory_shares import memory_shares, parse_cgroup_limit
 from taskmanager.state.rocksdb.pacing import pause_seconds, work_share
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory, slot_memory
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries, sst_file
+from taskmanager.state.rocksdb.sst_file import sst_file
 from taskmanager.state.rocksdb.write_queue_runner import FreezeLostError, WriteQueue
 from tests.support.examples import examples
 from tests.support.rocksdb_cluster import fast_directory
@@ -213,7 +214,7 @@ def test_values_come_back(rows: list[tuple[int, float | None]]) -> None:
     valid = np.array([row[1] is not None for row in rows])
     plain = encoded_rows([numbers, floats], [None, None]).to_list()
     marked = encoded_rows([numbers, floats], [None, valid]).to_list()
-    accumulators, validity = decoded_rows(kinds, plain + marked)
+    accumulators, validity = decoded_rows([kind.dtype for kind in kinds], plain + marked)
     assert accumulators[0].tolist() == [*numbers, *numbers]
     assert accumulators[1].tobytes() == np.concatenate([floats, floats]).tobytes()
     assert validity[0] is None

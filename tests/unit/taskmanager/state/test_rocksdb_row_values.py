@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import Unrecoverable
+from penstock.storage.entries.row_values import check_storable, decoded_values, encoded_values
 from taskmanager.kernels.backend import kernels
-from taskmanager.state.rocksdb.row_values import check_storable, decoded_values, encoded_values
 from tests.support.examples import examples
 
 PLAIN: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [

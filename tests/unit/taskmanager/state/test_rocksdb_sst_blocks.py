@@ -8,13 +8,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from taskmanager.kernels.backend import kernels
 from taskmanager.state.rocksdb.sst_blocks import (
     BLOCK_BYTES,
     KEY_TRAILER_BYTES,
     TRAILER,
-    ByteStrings,
-    SstEntries,
     data_blocks,
     index_block,
 )

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.storage.entries.firing_order import firing_order
+from penstock.storage.entries.timer_entries import decoded_timers, timer_entries, timer_place
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import encode_keys
 from taskmanager.kernels.backend import kernels
 from taskmanager.state.rocksdb import timer_rows
-from taskmanager.state.rocksdb.timer_entries import decoded_timers, timer_entries, timer_place
-from taskmanager.state.timer_order import firing_order
 from tests.support.one_backend import OneBackend
 from tests.support.rocksdb_cluster import fast_directory
 

@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 
 from penstock.errors import StoreCorrupt
 from penstock.pb import checkpoint_pb2
+from penstock.storage.run_columns import sorted_batch, within
 from penstock.storage.run_reader import SegmentPlace, segment_batches
 from penstock.storage.snapshot_files import StoreSnapshotReader
 from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.state import run_parts
 from taskmanager.state.backend import AggregateDescriptor
-from taskmanager.state.run_format import FORMAT_VERSION, sorted_batch, within
+from taskmanager.state.run_format import FORMAT_VERSION
 from taskmanager.state.run_parts import SegmentWriter
 from tests.support.backend_history import Inputs
 from tests.support.backend_job import BACKENDS, MAX_PARALLELISM

@@ -9,10 +9,15 @@ from typing import Final
 import pyarrow as pa
 
 from penstock.pb import checkpoint_pb2
-from taskmanager.state.keyed_rows import DELETED_FIELD, KEY_GROUP_FIELD
-from taskmanager.state.rocksdb.run_entries import ADDED, OBJECT_KINDS, field_codec
-from taskmanager.state.row_table import SEQUENCE
-from taskmanager.state.run_format import CODEC
+from penstock.storage.entries.entry_rows import field_codec
+from penstock.storage.run_columns import (
+    ADDED,
+    CODEC,
+    DELETED_FIELD,
+    KEY_GROUP_FIELD,
+    OBJECT_KINDS,
+    SEQUENCE,
+)
 
 COLUMN_PREFIX: Final = "key_space/"
 """Stands before the names of keyed objects in snapshots of a database."""
@@ -28,11 +33,13 @@ class RunState:
         name: of the state.
         kind: of its table.
         schema: of its rows, key-group included.
+        table: its index in the snapshot.
     """
 
     name: str
     kind: str
     schema: pa.Schema
+    table: int
 
 
 def run_states(
@@ -48,7 +55,7 @@ def run_states(
         name = table.name
         if table.kind in OBJECT_KINDS:
             name = name.removeprefix(COLUMN_PREFIX)
-        state = RunState(name, table.kind, _run_schema(table.kind, schema))
+        state = RunState(name, table.kind, _run_schema(table.kind, schema), index)
         yield state, [segment for segment in snapshot.segments if segment.table == index]
 
 

@@ -19,12 +19,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.entry_keys import PARTITION_BYTES
+from penstock.storage.entries.firing_order import Place, firing_order
 from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of, is_fixed_key
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import BoolArray, Int64Array
-from taskmanager.state.rocksdb.entry_keys import PARTITION_BYTES
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
-from taskmanager.state.timer_order import Place, firing_order
 
 _WORD_BYTES: Final = 8
 _HASH_AT: Final = PARTITION_BYTES + _WORD_BYTES

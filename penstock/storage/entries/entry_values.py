@@ -7,14 +7,17 @@ written had no value, one bit per accumulator (1 = has a value), in whole bytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from penstock.storage.entries.byte_strings import ByteStrings
 from penstock.storage.key_encoding import bounds_of
 from penstock.storage.key_types import BoolArray
-from taskmanager.kernels import AccumulatorKind
-from taskmanager.kernels.accumulators import Values
-from taskmanager.state.rocksdb.sst_file import ByteStrings
+
+Values = npt.NDArray[Any]
+"""int64[n], uint64[n] or float64[n]."""
 
 
 def encoded_rows(
@@ -44,9 +47,9 @@ def encoded_rows(
 
 
 def decoded_rows(
-    kinds: Sequence[AccumulatorKind], values: list[bytes]
+    kinds: Sequence[np.dtype[Any]], values: list[bytes]
 ) -> tuple[list[Values], list[BoolArray | None]]:
-    """Inverse of ``encoded_rows``: accumulators and validity of n values."""
+    """Inverse of ``encoded_rows``: accumulators, of these types, and validity of n values."""
     width = 8 * len(kinds)
     lengths = np.fromiter(map(len, values), np.int64, len(values))
     data = np.frombuffer(b"".join(values), np.uint8)
@@ -58,7 +61,7 @@ def decoded_rows(
         numbers = data[starts[:, None] + np.arange(width)]
     words = numbers.view("<i8").reshape(len(values), len(kinds))
     accumulators: list[Values] = [
-        np.ascontiguousarray(words[:, column]).view(kind.dtype) for column, kind in enumerate(kinds)
+        np.ascontiguousarray(words[:, column]).view(kind) for column, kind in enumerate(kinds)
     ]
     marked = np.flatnonzero(lengths > width)
     if not len(marked):

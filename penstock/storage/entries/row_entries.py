@@ -14,11 +14,11 @@ from typing import Final
 
 import numpy as np
 
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.entry_keys import GROUP_BYTES, PARTITION_BYTES
 from penstock.storage.key_encoding import KeyLoops
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array
-from taskmanager.state.rocksdb.entry_keys import GROUP_BYTES, PARTITION_BYTES
-from taskmanager.state.rocksdb.sst_file import ByteStrings, SstEntries
 
 _WORD_BYTES: Final = 8
 _HASH_AT: Final = PARTITION_BYTES + GROUP_BYTES

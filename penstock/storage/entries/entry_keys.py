@@ -23,10 +23,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from penstock.storage.entries.byte_strings import ByteStrings
 from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of, is_fixed_key
 from penstock.storage.key_groups import UInt16Array, key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array
-from taskmanager.state.rocksdb.sst_file import ByteStrings
 
 PARTITION_BYTES: Final = 8
 GROUP_BYTES: Final = 2

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.errors import Unrecoverable
+from penstock.storage.entries.byte_strings import ByteStrings
 from penstock.storage.key_encoding import KeyLoops, bounds_of
 from penstock.storage.key_types import BoolArray, ByteArray, Int64Array
-from taskmanager.state.rocksdb.sst_file import ByteStrings
 
 LENGTH_BYTES: Final = 4
 

@@ -1,0 +1,216 @@
+"""Entries of a database as rows of the run format (``run_entries`` makes entries of rows).
+
+What kind a state is of and the schema of its rows say how both look, so that a state is read without its operator.
+
+===================== ==========================================================================
+group (numbers alone) ``entry_values``
+group, counts         ``keyed_values``
+sessions              ``keyed_values`` with their starts; their ends beside them (``timer_entries``)
+timers                ``timer_entries``
+rows                  ``row_entries``: the columns of the key are named in the schema (``ROW_KEYS``)
+value, list, map      the entry key of the key, a map's with the key in the map behind it
+===================== ==========================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.storage.codec import StateCodec, codec_of
+from penstock.storage.entries.byte_strings import ByteStrings
+from penstock.storage.entries.entry_keys import GROUP_BYTES, PARTITION_BYTES, decoded_keys
+from penstock.storage.entries.entry_values import decoded_rows
+from penstock.storage.entries.keyed_values import keyed_batch
+from penstock.storage.entries.row_entries import row_sequences
+from penstock.storage.entries.row_values import decoded_values
+from penstock.storage.entries.timer_entries import decoded_timers, timer_groups
+from penstock.storage.key_encoding import NUMPY_KEY_LOOPS, KeyLoops, bounds_of
+from penstock.storage.key_types import Int64Array, value_type
+from penstock.storage.run_columns import ADDED, CODEC, OBJECT_KINDS, TIMER_KIND, sorted_batch
+
+LENGTH_BYTES: Final = 4
+KEY_NAME: Final = re.compile(r"key_\d+")
+_NUMBER: Final = "number_"
+
+
+class EntryRows(ABC):
+    """Reads the entries of one state.
+
+    Args:
+        schema: of the rows in runs.
+        max_parallelism: number of key-groups.
+        loops: of keys.
+    """
+
+    def __init__(self, schema: pa.Schema, max_parallelism: int, loops: KeyLoops) -> None:
+        self._schema = schema
+        self._limit = max_parallelism
+        self._loops = loops
+        self._key_types = key_types_of(schema)
+
+    @abstractmethod
+    def batch(self, names: list[bytes], values: list[bytes]) -> pa.RecordBatch:
+        """Entries of a partition as rows, by ascending key-group."""
+
+    def _rows(self, groups: Int64Array, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+        """Rows that are all there."""
+        there = pa.repeat(False, len(groups))
+        return sorted_batch(self._schema, groups.astype(np.uint16), [there, *columns])
+
+
+class _Numbers(EntryRows):
+    """Aggregates that are numbers alone."""
+
+    @override
+    def batch(self, names: list[bytes], values: list[bytes]) -> pa.RecordBatch:
+        kinds = [kind.to_pandas_dtype() for kind in self._schema.types[2 + len(self._key_types) :]]
+        keys = decoded_keys(self._key_types, ByteStrings.of(names), self._loops)
+        accumulators, validity = decoded_rows([np.dtype(kind) for kind in kinds], values)
+        numbers = [
+            pa.array(found, mask=None if valid is None else ~valid)
+            for found, valid in zip(accumulators, validity, strict=True)
+        ]
+        return self._rows(_groups(names), [*keys.to_arrays(), *numbers])
+
+
+class _Keyed(EntryRows):
+    """Rows that are known by their key, or by the key and the number behind it."""
+
+    def __init__(
+        self, schema: pa.Schema, max_parallelism: int, loops: KeyLoops, *, with_numbers: bool
+    ) -> None:
+        super().__init__(schema, max_parallelism, loops)
+        self._with_numbers = with_numbers
+
+    @override
+    def batch(self, names: list[bytes], values: list[bytes]) -> pa.RecordBatch:
+        rows = keyed_batch(
+            self._schema,
+            self._key_types,
+            names,
+            values,
+            self._loops,
+            with_numbers=self._with_numbers,
+        )
+        return self._rows(_groups(names), rows.columns[2:])
+
+
+class _Timers(EntryRows):
+    """Timers. Their entries are in the order of time: parts of the database hold all key-groups."""
+
+    @override
+    def batch(self, names: list[bytes], values: list[bytes]) -> pa.RecordBatch:
+        keys, times = decoded_timers(self._key_types, names, self._loops)
+        groups = timer_groups(names, self._limit, self._loops)
+        return self._rows(groups, [*keys.to_arrays(), pa.array(times)])
+
+
+class _Rows(EntryRows):
+    """Rows of windows and joins."""
+
+    @override
+    def batch(self, names: list[bytes], values: list[bytes]) -> pa.RecordBatch:
+        columns = decoded_values(self._schema.types[2:], ByteStrings.of(values), self._loops)
+        groups = _groups(names).astype(np.uint16)
+        return sorted_batch(self._schema, groups, [pa.array(row_sequences(names)), *columns])
+
+
+class _Objects(EntryRows):
+    """Values, lists and maps of a key space."""
+
+    def __init__(self, kind: str, schema: pa.Schema, max_parallelism: int, loops: KeyLoops) -> None:
+        super().__init__(schema, max_parallelism, loops)
+        self._is_list = kind == "list"
+        self._codec = field_codec(schema.field(len(schema) - 1))
+        map_key = schema.field(2 + len(self._key_types))
+        self._map_key = field_codec(map_key) if kind == "map" else None
+
+    @override
+    def batch(self, names: list[bytes], values: list[bytes]) -> pa.RecordBatch:
+        heads, columns = names, []
+        if self._map_key is not None:
+            lengths = [int.from_bytes(name[-LENGTH_BYTES:], "big") for name in names]
+            ends = [len(name) - LENGTH_BYTES for name in names]
+            starts = [end - length for end, length in zip(ends, lengths, strict=True)]
+            heads = [name[:start] for name, start in zip(names, starts, strict=True)]
+            decode = self._map_key.decode
+            parts = zip(names, starts, ends, strict=True)
+            columns.append(self._map_key.column([decode(n[start:end]) for n, start, end in parts]))
+        keys = decoded_keys(self._key_types, ByteStrings.of(heads), self._loops)
+        columns.append(self._decoded(values))
+        return self._rows(_groups(names), [*keys.to_arrays(), *columns])
+
+    def _decoded(self, values: list[bytes]) -> pa.Array:
+        if not self._is_list:
+            return self._codec.column(list(map(self._codec.decode, values)))
+        items: list[Any] = []
+        lengths: list[int] = []
+        for value in values:
+            before = len(items)
+            items += map(self._codec.decode, _items(value))
+            lengths.append(len(items) - before)
+        offsets = bounds_of(np.array(lengths, np.int64)).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), self._codec.column(items))
+
+
+def entry_rows(
+    kind: str, schema: pa.Schema, max_parallelism: int, loops: KeyLoops = NUMPY_KEY_LOOPS
+) -> EntryRows:
+    """What reads the entries of a state.
+
+    Args:
+        kind: of the state.
+        schema: of its rows in runs.
+    """
+    if kind in OBJECT_KINDS:
+        return _Objects(kind, schema, max_parallelism, loops)
+    if kind == TIMER_KIND:
+        return _Timers(schema, max_parallelism, loops)
+    if kind == "rows":
+        return _Rows(schema, max_parallelism, loops)
+    if kind == "group" and is_of_numbers(schema):
+        return _Numbers(schema, max_parallelism, loops)
+    return _Keyed(schema, max_parallelism, loops, with_numbers=kind == "sessions")
+
+
+def key_types_of(schema: pa.Schema) -> tuple[pa.DataType, ...]:
+    """The types of the keys of a state."""
+    return tuple(value_type(field.type) for field in schema if KEY_NAME.fullmatch(field.name))
+
+
+def content_of(schema: pa.Schema) -> list[pa.Field]:
+    """The columns of a state that are neither its keys nor added to it."""
+    return [one for one in schema if one.name not in ADDED and not KEY_NAME.fullmatch(one.name)]
+
+
+def is_of_numbers(schema: pa.Schema) -> bool:
+    """Whether the aggregates of a state are numbers alone."""
+    content = content_of(schema)
+    return bool(content) and all(field.name.startswith(_NUMBER) for field in content)
+
+
+def field_codec(field: pa.Field) -> StateCodec:
+    """The codec of the values of a column."""
+    return codec_of((field.metadata or {})[CODEC].decode())
+
+
+def _groups(names: list[bytes]) -> Int64Array:
+    """int64[n]: the key-groups in entry keys."""
+    stop = PARTITION_BYTES + GROUP_BYTES
+    words = b"".join([name[PARTITION_BYTES:stop] for name in names])
+    return np.frombuffer(words, ">u2").astype(np.int64)
+
+
+def _items(value: bytes) -> Iterator[bytes]:
+    position = 0
+    while position < len(value):
+        start = position + LENGTH_BYTES
+        position = start + int.from_bytes(value[position:start], "little")
+        yield value[start:position]

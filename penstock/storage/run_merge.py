@@ -1,0 +1,113 @@
+"""Which rows of a chain of segments count: of all rows of one identity the last one, unless it says that it is gone (pure).
+
+A chain is merged some key-groups at a time, so that what is in memory is bounded, whatever the state takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.storage.entries.entry_rows import KEY_NAME
+from penstock.storage.key_encoding import encode_keys
+from penstock.storage.key_types import BoolArray, Int64Array
+from penstock.storage.run_columns import DELETED
+from penstock.storage.run_reader import SegmentPart
+
+MERGED_BYTES: Final = 16 << 20
+"""About so much of a chain, as it is stored, is merged at once; more only where one key-group has more."""
+
+_ALSO_IDENTITY: Final = {("map", "map_key"), ("timers", "time"), ("sessions", "start")}
+"""Beside the key: (kind of table, column)."""
+
+
+def identity_of(kind: str, schema: pa.Schema) -> list[str]:
+    """The columns that a row of a kind of table is known by; none = rows are never replaced."""
+    if kind == "rows":
+        return []
+    return [
+        name for name in schema.names if KEY_NAME.fullmatch(name) or (kind, name) in _ALSO_IDENTITY
+    ]
+
+
+def latest(batches: Sequence[pa.RecordBatch], identity: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows that count, of all batches of some key-groups, oldest segment first.
+
+    Example: the second segment has changed one key, and removed another.
+        >>> base = pa.record_batch({"__deleted": [False, False], "key_0": [1, 2], "value": ["a", "b"]})
+        >>> change = pa.record_batch({"__deleted": [True, False], "key_0": [1, 2], "value": [None, "c"]})
+        >>> [one.to_pylist() for one in latest([base, change], ["key_0"])]
+        [[{'__deleted': False, 'key_0': 2, 'value': 'c'}]]
+    """
+    batches = [batch for batch in batches if batch.num_rows]
+    if not batches or not identity:
+        yield from batches
+        return
+    codes = _codes([pa.concat_arrays([one.column(name) for one in batches]) for name in identity])
+    last = np.empty(len(codes), np.int64)
+    places = np.arange(len(codes))
+    last[codes] = places  # the last write to an element stays
+    counts: BoolArray = last[codes] == places
+    start = 0
+    for batch in batches:
+        kept = counts[start : start + batch.num_rows]
+        start += batch.num_rows
+        deleted = batch.column(DELETED)
+        if deleted.true_count:
+            kept = kept & ~deleted.to_numpy(zero_copy_only=False)
+        if kept.all():
+            yield batch
+        elif kept.any():
+            yield batch.filter(pa.array(kept))
+
+
+def _codes(columns: list[pa.Array]) -> Int64Array:
+    """int64[n]: numbers below n, the same for the same identities."""
+    keys = encode_keys(columns)
+    if keys.fixed is not None:
+        mask = keys.nulls
+        values = pa.array(keys.fixed, mask=mask)
+    else:
+        assert keys.data is not None
+        assert keys.offsets is not None
+        buffers = [None, pa.py_buffer(np.ascontiguousarray(keys.offsets)), pa.py_buffer(keys.data)]
+        values = pa.Array.from_buffers(pa.large_binary(), len(keys), buffers)
+    indices = values.dictionary_encode("encode").indices
+    return indices.to_numpy().astype(np.int64)
+
+
+def merged_at_once(
+    chain: Sequence[Sequence[SegmentPart]], key_groups: range, limit_bytes: int = MERGED_BYTES
+) -> Iterator[range]:
+    """Key-groups whose rows are merged together.
+
+    Args:
+        chain: the parts of each segment; a segment without parts is read whole each time.
+        key_groups: those that are wanted.
+
+    Example: small ones together, large ones by themselves.
+        >>> parts = [SegmentPart(0, 0, 60, 0), SegmentPart(1, 2, 40, 0), SegmentPart(3, 3, 90, 0)]
+        >>> list(merged_at_once([parts], range(4), limit_bytes=100))
+        [range(0, 3), range(3, 4)]
+    """
+    if not all(chain):
+        yield key_groups
+        return
+    sizes = dict.fromkeys(key_groups, 0.0)
+    for parts in chain:
+        for part in parts:
+            groups = range(part.first_key_group, part.last_key_group + 1)
+            for group in groups:
+                if group in sizes:
+                    sizes[group] += part.size_bytes / len(groups)
+    start, size_bytes = key_groups.start, 0.0
+    for group, size in sizes.items():
+        if size_bytes and size_bytes + size > limit_bytes:
+            yield range(start, group)
+            start, size_bytes = group, 0.0
+        size_bytes += size
+    if start < key_groups.stop:
+        yield range(start, key_groups.stop)

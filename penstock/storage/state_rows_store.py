@@ -1,0 +1,173 @@
+"""Reads the rows of keyed states out of a checkpoint or savepoint, whatever backend has written them.
+
+Runs are read part by part and merged some key-groups at a time. A database is downloaded into a scratch directory, the files
+that have something of the wanted key-groups, and RocksDB reads it.
+
+Example: all rows of a state, as batches.
+    with StateRows(reader) as rows:
+        for state in keyed_states(manifest):
+            for batch in rows.batches(state):
+                ...
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import chain, count
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from penstock.errors import StoreCorrupt
+from penstock.pb import checkpoint_pb2
+from penstock.storage.blobs import SnapshotReader
+from penstock.storage.entries.database_reader_store import ReadOnlyDatabase, Scope, download
+from penstock.storage.entries.entry_keys import group_bounds, partition_bounds
+from penstock.storage.entries.entry_rows import entry_rows
+from penstock.storage.entries.file_names import BACKEND
+from penstock.storage.key_encoding import NUMPY_KEY_LOOPS
+from penstock.storage.keyed_state import StatePieces, StoredKeyedState, shown_rows
+from penstock.storage.run_columns import TIMER_KIND, within
+from penstock.storage.run_merge import identity_of, latest, merged_at_once
+from penstock.storage.run_reader import SegmentPlace, parts_of, segment_batches
+
+
+class StateRows:
+    """Reads rows of keyed states; used on one thread, as a context that removes what was downloaded.
+
+    Args:
+        reader: of the files that the manifest names.
+        directory: for databases; None = where temporary files go.
+    """
+
+    def __init__(self, reader: SnapshotReader, directory: Path | None = None) -> None:
+        self._reader = reader
+        self._directory = directory
+        self._scratch: Path | None = None
+        self._numbers = count()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Removes what was downloaded."""
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch = None
+
+    def batches(
+        self, state: StoredKeyedState, key_groups: range | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a state that count, of some key-groups, in batches of ``state.schema``.
+
+        Each row comes once, in no order but by subtask and namespace; ``rows`` of windows have their order in
+        ``__sequence``.
+
+        Args:
+            key_groups: those that are wanted; None = all.
+
+        Raises:
+            StoreNotFound, StoreCorrupt, StoreTransient: a file cannot be read.
+        """
+        for piece in state.pieces:
+            for _, rows in self.batches_of(state, piece, key_groups):
+                yield from rows
+
+    def batches_of(
+        self, state: StoredKeyedState, piece: StatePieces, key_groups: range | None = None
+    ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+        """What one subtask has of it: namespaces with their rows, which are read before the next one is asked for."""
+        theirs = piece.key_groups
+        wanted = theirs if key_groups is None else _common(theirs, key_groups)
+        if not wanted:
+            return
+        if piece.snapshot.backend != BACKEND:
+            for namespace, segments in piece.by_namespace().items():
+                rows = self._merged(state, piece, segments, wanted)
+                yield namespace, shown_rows(state, rows, namespace)
+            return
+        partitions = piece.by_namespace()
+        if not partitions:
+            return
+        path = self._new_directory()
+        scope = None if wanted == theirs else Scope(wanted, state.max_parallelism, NUMPY_KEY_LOOPS)
+        try:
+            download(piece.snapshot, self._reader, path, scope)
+            with closing(ReadOnlyDatabase(path)) as database:
+                for namespace, segments in partitions.items():
+                    rows = chain.from_iterable(
+                        _of_partition(database, state, piece, one.offset, wanted)
+                        for one in segments
+                    )
+                    yield namespace, shown_rows(state, rows, namespace)
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _merged(
+        self,
+        state: StoredKeyedState,
+        piece: StatePieces,
+        segments: Sequence[checkpoint_pb2.StateSegment],
+        wanted: range,
+    ) -> Iterator[pa.RecordBatch]:
+        places = [_place(state, piece, one) for one in segments]
+        identity = identity_of(state.kind, piece.schema)
+        for key_groups in merged_at_once([place.parts for place in places], wanted):
+            read = (
+                within(batch, key_groups)
+                for place in places
+                for batch in segment_batches(self._reader, place, key_groups)
+            )
+            yield from latest(list(read), identity) if identity else read
+
+    def _new_directory(self) -> Path:
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="penstock-state-", dir=self._directory))
+        return self._scratch / str(next(self._numbers))
+
+
+def _of_partition(
+    database: ReadOnlyDatabase,
+    state: StoredKeyedState,
+    piece: StatePieces,
+    number: int,
+    wanted: range,
+) -> Iterator[pa.RecordBatch]:
+    entries = entry_rows(state.kind, piece.schema, piece.snapshot.max_parallelism)
+    # Timers lie in the order of time, over all key-groups.
+    is_by_time = state.kind == TIMER_KIND
+    bounds = partition_bounds(number) if is_by_time else group_bounds(number, wanted)
+    for names, values in database.scan(*bounds):
+        rows = within(entries.batch(names, values), wanted)
+        if rows.num_rows:
+            yield rows
+
+
+def _place(
+    state: StoredKeyedState, piece: StatePieces, segment: checkpoint_pb2.StateSegment
+) -> SegmentPlace:
+    handles = {file.name: file.handle for file in piece.snapshot.files}
+    where = f"state {state.name!r} of operator {state.uid!r}, file {segment.file}"
+    if segment.file not in handles:
+        raise StoreCorrupt(f"{where}: the manifest names no such file")
+    return SegmentPlace(
+        handles[segment.file], segment.offset, segment.size_bytes, parts_of(segment), where
+    )
+
+
+def _common(one: range, other: range) -> range:
+    start = max(one.start, other.start)
+    return range(start, max(start, min(one.stop, other.stop)))
