@@ -137,6 +137,22 @@ class DaemonKeys(BaseModel):
         alias="taskmanager.spill.dir",
         description="Directory for spilled rows of exchanges; empty: in the TaskManager's work directory.",
     )
+    taskmanager_spill_format: Literal["arrow", "parquet"] = Field(
+        "arrow",
+        alias="taskmanager.spill.format",
+        description="Format of spilled rows: `arrow` is faster, `parquet` smaller. What Parquet cannot hold exactly is "
+        "written as Arrow.",
+    )
+    taskmanager_spill_blocking_format: Literal["", "arrow", "parquet"] = Field(
+        "",
+        alias="taskmanager.spill.blocking-format",
+        description="That of blocking exchanges; empty: as `taskmanager.spill.format`.",
+    )
+    taskmanager_spill_caching_format: Literal["", "arrow", "parquet"] = Field(
+        "",
+        alias="taskmanager.spill.caching-format",
+        description="That of caching exchanges; empty: as `taskmanager.spill.format`.",
+    )
     taskmanager_spill_max_bytes: SizeBytes = Field(
         0,
         ge=0,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from penstock.errors import JobRejected
-from penstock.graph.exchanges import BLOCKING, is_known
-from penstock.graph.operator_checks import is_narrowing, is_partial, operator_where
+from penstock.graph.exchanges import BLOCKING, CACHING, exchange_name, is_known
+from penstock.graph.operator_checks import decode_schema, is_narrowing, is_partial, operator_where
 from penstock.pb import graph_pb2
+from penstock.storage.parquet_types import parquet_misfit
 
 
 def check_exchanges(graph: graph_pb2.JobGraph) -> None:
@@ -23,6 +24,7 @@ def check_exchanges(graph: graph_pb2.JobGraph) -> None:
                 f"{where}: edge {edge.id} has the unknown type {edge.partition_type}: client and "
                 "JobManager are of different versions"
             )
+        _check_spill_format(edge, where)
         if edge.partition_type != BLOCKING:
             continue
         endless = endless_source(graph, source)
@@ -33,6 +35,28 @@ def check_exchanges(graph: graph_pb2.JobGraph) -> None:
                 f"must be complete first, and it never is: source {endless!r} reads without end. Use "
                 f".exchange('caching') (or 'pipelined') on {source.operators[declared].name!r}, "
                 "or where it has none: execution.exchange.default"
+            )
+
+
+def _check_spill_format(edge: graph_pb2.Edge, where: str) -> None:
+    if edge.spill_format == graph_pb2.SPILL_FORMAT_UNSPECIFIED:
+        return
+    if edge.spill_format not in graph_pb2.SpillFormat.values():
+        raise JobRejected(
+            f"{where}: edge {edge.id} asks for files of the unknown format {edge.spill_format}: client and "
+            "JobManager are of different versions"
+        )
+    if edge.partition_type not in (BLOCKING, CACHING):
+        raise JobRejected(
+            f"{where}: edge {edge.id} asks for a format of its files, and has none: it is "
+            f"{exchange_name(edge.partition_type)!r}"
+        )
+    if edge.spill_format == graph_pb2.SPILL_FORMAT_PARQUET:
+        misfit = parquet_misfit(decode_schema(edge.schema, where))
+        if misfit is not None:
+            raise JobRejected(
+                f"{where}: what reads its rows needs Parquet files: {misfit}; give the column another type "
+                "before, or leave it out"
             )
 
 

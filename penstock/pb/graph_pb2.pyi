@@ -233,6 +233,28 @@ RESULT_PARTITION_TYPE_CACHING: ResultPartitionType.ValueType  # 2
 RESULT_PARTITION_TYPE_CACHING_MEMORY: ResultPartitionType.ValueType  # 3
 Global___ResultPartitionType: _TypeAlias = ResultPartitionType  # noqa: Y015
 
+class _SpillFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SpillFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SpillFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SPILL_FORMAT_UNSPECIFIED: _SpillFormat.ValueType  # 0
+    """As the TaskManager is configured; what that format cannot hold exactly is written as Arrow."""
+    SPILL_FORMAT_ARROW: _SpillFormat.ValueType  # 1
+    SPILL_FORMAT_PARQUET: _SpillFormat.ValueType  # 2
+    """Files are read in place by who needs them so: columns that Parquet cannot hold exactly are refused."""
+
+class SpillFormat(_SpillFormat, metaclass=_SpillFormatEnumTypeWrapper):
+    """How rows that an exchange keeps are written to files."""
+
+SPILL_FORMAT_UNSPECIFIED: SpillFormat.ValueType  # 0
+"""As the TaskManager is configured; what that format cannot hold exactly is written as Arrow."""
+SPILL_FORMAT_ARROW: SpillFormat.ValueType  # 1
+SPILL_FORMAT_PARQUET: SpillFormat.ValueType  # 2
+"""Files are read in place by who needs them so: columns that Parquet cannot hold exactly are refused."""
+Global___SpillFormat: _TypeAlias = SpillFormat  # noqa: Y015
+
 @_typing.final
 class Expression(_message.Message):
     """An expression over the columns of one batch."""
@@ -1531,6 +1553,7 @@ class Edge(_message.Message):
     REPRODUCIBLE_FIELD_NUMBER: _builtins.int
     LOAD_FIRST_FIELD_NUMBER: _builtins.int
     WAITS_FIELD_NUMBER: _builtins.int
+    SPILL_FORMAT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"e0", "e1", ..."""
     source_vertex: _builtins.str
@@ -1553,6 +1576,8 @@ class Edge(_message.Message):
     """The target reads it to its end before it reads any other input."""
     waits: _builtins.bool
     """Another edge of the target has load_first: nothing is sent on this one before that has been read."""
+    spill_format: Global___SpillFormat.ValueType
+    """Blocking and caching edges only."""
     @_builtins.property
     def source_output(self) -> Global___ChainInput:
         """Which operator of the source's chain feeds the edge, and from which of its outputs."""
@@ -1577,10 +1602,11 @@ class Edge(_message.Message):
         reproducible: _builtins.bool = ...,
         load_first: _builtins.bool = ...,
         waits: _builtins.bool = ...,
+        spill_format: Global___SpillFormat.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source_output", b"source_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deterministic", b"deterministic", "id", b"id", "key_columns", b"key_columns", "load_first", b"load_first", "partition_type", b"partition_type", "partitioning", b"partitioning", "reproducible", b"reproducible", "schema", b"schema", "source_output", b"source_output", "source_vertex", b"source_vertex", "target_input", b"target_input", "target_vertex", b"target_vertex", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deterministic", b"deterministic", "id", b"id", "key_columns", b"key_columns", "load_first", b"load_first", "partition_type", b"partition_type", "partitioning", b"partitioning", "reproducible", b"reproducible", "schema", b"schema", "source_output", b"source_output", "source_vertex", b"source_vertex", "spill_format", b"spill_format", "target_input", b"target_input", "target_vertex", b"target_vertex", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -94,6 +94,7 @@ class DraftEdge:
     partition_type: graph_pb2.ResultPartitionType.ValueType
     is_said: bool
     load_first: bool
+    spill_format: graph_pb2.SpillFormat.ValueType
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class DraftInput:
         target_input: which input of the operator it feeds: 0, or 1 for the second of two.
         is_said: the user has chosen the type.
         load_first: the operator reads it to its end before it reads the other input.
+        spill_format: what its files have to be; unspecified = as the TaskManager likes.
     """
 
     source: DraftOutput
@@ -113,6 +115,7 @@ class DraftInput:
     partition_type: graph_pb2.ResultPartitionType.ValueType = PIPELINED
     is_said: bool = False
     load_first: bool = False
+    spill_format: graph_pb2.SpillFormat.ValueType = graph_pb2.SPILL_FORMAT_UNSPECIFIED
 
     def read_by(self, parallelism: int) -> VertexInput:
         """The input as that of a vertex."""
@@ -220,6 +223,7 @@ class Draft:
                     given.partition_type,
                     given.is_said,
                     given.load_first,
+                    given.spill_format,
                 )
             )
         return operator
@@ -279,6 +283,7 @@ class Draft:
                     schema=schema_to_bytes(edge.source.schema),
                     target_input=edge.target_input,
                     load_first=edge.load_first,
+                    spill_format=edge.spill_format,
                 )
             )
         said = {f"e{i}" for i, edge in enumerate(self._edges) if edge.is_said}

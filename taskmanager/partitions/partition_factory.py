@@ -12,6 +12,7 @@ from taskmanager.network.result_partition import PartitionContext, ResultPartiti
 from taskmanager.partitions.exchange_cache import ExchangeCache
 from taskmanager.partitions.kept_partition import BlockingPartition, KeptPartition, NoFiles
 from taskmanager.partitions.retention import Retention
+from taskmanager.partitions.spill_format import format_choice
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.partitions.spilling import Spilling
 
@@ -25,6 +26,7 @@ class PartitionFactory:
     """
 
     def __init__(self, config: Configuration, spill: SpillRunner | None = None) -> None:
+        self._config = config
         self._spill = spill
         self._cache = ExchangeCache(
             config.taskmanager_memory_exchange_cache_bytes,
@@ -58,7 +60,8 @@ class PartitionFactory:
         }
         unread = frozenset(edge.finished_subpartitions)
         spill = self._spill if retention.may_spill else None
-        files = NoFiles() if spill is None else spill.partition(context.partition_id)
+        choice = format_choice(retention, edge.edge.spill_format, self._config)
+        files = NoFiles() if spill is None else spill.partition(context.partition_id, choice)
         if retention is Retention.BLOCKING:
             if spill is None:
                 raise InvariantViolation(

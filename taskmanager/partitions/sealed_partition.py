@@ -9,6 +9,7 @@ that is not available, because its producer can make it again.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,16 +26,30 @@ from taskmanager.network.subpartition import (
     SubpartitionView,
 )
 from taskmanager.partitions.spill_files import read_spill_file
+from taskmanager.partitions.spill_format import SpillFormat
 from taskmanager.partitions.spill_layout import (
     PartitionIndex,
     SpillFile,
     SubpartitionIndex,
-    file_name,
     subpartition_directory,
 )
 
 Elements = Iterator[tuple[int, pa.RecordBatch | ControlElement]]
 """Each with the offset of its first row, or of the row it stands before."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """Rows of a complete partition, for who reads files in place.
+
+    Attributes:
+        path: where it is. Read it by this name alone: from a directory, readers take `part=` and `sub=` for columns.
+    """
+
+    path: Path
+    format: SpillFormat
+    rows: int
+    size_bytes: int
 
 
 class SealedPartition(ReadablePartition):
@@ -74,6 +89,14 @@ class SealedPartition(ReadablePartition):
             )
         return SealedView(self, index, first_row, on_unavailable)
 
+    def files(self, index: int) -> list[DataFile]:
+        """The files of one subpartition, in the order of its rows; together they are all of these."""
+        directory = subpartition_directory(self._directory, index)
+        return [
+            DataFile(directory / file.name, file.format, file.rows, file.size_bytes)
+            for file in self.index.subpartitions[index].files
+        ]
+
     def elements(self, index: int, first_row: int) -> Elements:
         """Everything from a row on, behind the watermark and status that held before it.
 
@@ -102,7 +125,7 @@ class SealedPartition(ReadablePartition):
         yield from controls[number:]
 
     def _read(self, index: int, file: SpillFile) -> list[pa.RecordBatch]:
-        path = subpartition_directory(self._directory, index) / file_name(file.sequence)
+        path = subpartition_directory(self._directory, index) / file.name
         return read_spill_file(path, file)
 
 

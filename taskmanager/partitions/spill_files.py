@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,13 @@ from typing import Final
 import pyarrow as pa
 
 from penstock.errors import StoreCorrupt, StoreNotFound
+from taskmanager.partitions.parquet_file import read_parquet, write_parquet
+from taskmanager.partitions.spill_format import (
+    ARROW_FILES,
+    FormatChoice,
+    FormatMisfitError,
+    SpillFormat,
+)
 from taskmanager.partitions.spill_layout import SpillFailed, SpillFile, file_name
 
 _CHUNK_BYTES: Final = 256 << 10
@@ -23,7 +31,11 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def write_spill_files(
-    directory: Path, sequence: int, first_row: int, batches: Sequence[pa.RecordBatch]
+    directory: Path,
+    sequence: int,
+    first_row: int,
+    batches: Sequence[pa.RecordBatch],
+    choice: FormatChoice = ARROW_FILES,
 ) -> list[tuple[SpillFile, int]]:
     """Writes consecutive batches; a new file begins where schema or dictionaries change.
 
@@ -32,28 +44,36 @@ def write_spill_files(
         sequence: number of the first file.
         first_row: offset of the first row.
         batches: with at least one row each.
+        choice: of the format.
 
     Returns:
         The files in order, each with the number of batches in it.
 
     Raises:
-        SpillFailed: the disk is full, or has a fault; no file of this call is left.
+        SpillFailed: the disk is full, or has a fault, or the rows do not fit the format that is required; no
+            file of this call is left.
     """
     written: list[tuple[SpillFile, int]] = []
+    begun: list[Path] = []
     start = 0
     try:
         make_directory(directory)
         while start < len(batches):
-            path = directory / file_name(sequence)
-            count = _write_file(path, batches, start)
+            spill_format = choice.format_of(batches[start].schema)
+            path = directory / file_name(sequence, spill_format)
+            begun.append(path)
+            count = _WRITERS[spill_format](path, batches, start)
             rows = sum(batch.num_rows for batch in batches[start : start + count])
             size_bytes, checksum = _measure(path)
-            written.append((SpillFile(sequence, first_row, rows, size_bytes, checksum), count))
+            file = SpillFile(sequence, first_row, rows, size_bytes, checksum, spill_format)
+            written.append((file, count))
             sequence, first_row, start = sequence + 1, first_row + rows, start + count
-    except OSError as error:
-        for number in [file.sequence for file, _ in written] + [sequence]:
+    except (OSError, FormatMisfitError) as error:
+        for path in begun:
             with contextlib.suppress(OSError):  # the error that ends the attempt is the first one
-                (directory / file_name(number)).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+        if isinstance(error, FormatMisfitError):
+            raise SpillFailed(f"rows cannot be written to {directory}: {error}") from error
         raise spill_failed(directory, error) from error
     return written
 
@@ -86,7 +106,7 @@ def spill_failed(directory: Path, error: OSError) -> SpillFailed:
 
 
 def read_spill_file(path: Path, file: SpillFile) -> list[pa.RecordBatch]:
-    """The batches of a file; they refer to its pages, which stay readable when it is unlinked.
+    """The batches of a file; they stay readable when it is unlinked: those of Arrow refer to its pages.
 
     Args:
         path: where it is.
@@ -102,15 +122,14 @@ def read_spill_file(path: Path, file: SpillFile) -> list[pa.RecordBatch]:
                 raise StoreCorrupt(
                     f"{path} has {source.size()} bytes, {file.size_bytes} were written"
                 )
-            _verify(path, source.read_buffer(), file.checksum)
-            source.seek(0)
-            with pa.ipc.open_file(source) as reader:
-                batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            content = source.read_buffer()
+            _verify(path, content, file.checksum)
+            batches = _READERS[file.format](content)
     except FileNotFoundError as error:
         raise StoreNotFound(
             f"{path} is not there: something else removes spilled partitions"
         ) from error
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise StoreCorrupt(f"{path} cannot be read: {error}") from error
     rows = sum(batch.num_rows for batch in batches)
     if rows != file.rows:
@@ -126,7 +145,25 @@ def _verify(path: Path, content: pa.Buffer, expected: int) -> None:
         )
 
 
-def _write_file(path: Path, batches: Sequence[pa.RecordBatch], start: int) -> int:
+def _write_parquet_file(path: Path, batches: Sequence[pa.RecordBatch], start: int) -> int:
+    """Writes the batches that have the schema of the first; returns how many."""
+    schema = batches[start].schema
+    alike = list(
+        itertools.takewhile(
+            lambda batch: batch.schema.equals(schema, check_metadata=True), batches[start:]
+        )
+    )
+    with pa.OSFile(str(path), "wb") as sink:
+        write_parquet(sink, alike)
+    return len(alike)
+
+
+def _read_arrow(content: pa.Buffer) -> list[pa.RecordBatch]:
+    with pa.ipc.open_file(content) as reader:
+        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
+
+
+def _write_arrow_file(path: Path, batches: Sequence[pa.RecordBatch], start: int) -> int:
     """Writes as many of the batches as fit into one file; returns how many."""
     schema = batches[start].schema
     count = 0
@@ -142,6 +179,13 @@ def _write_file(path: Path, batches: Sequence[pa.RecordBatch], start: int) -> in
                 break  # its dictionaries are not those of the file
             count += 1
     return count
+
+
+_WRITERS: Final = {
+    SpillFormat.ARROW: _write_arrow_file,
+    SpillFormat.PARQUET: _write_parquet_file,
+}
+_READERS: Final = {SpillFormat.ARROW: _read_arrow, SpillFormat.PARQUET: read_parquet}
 
 
 def _measure(path: Path) -> tuple[int, int]:

@@ -2,12 +2,12 @@
 
 Below the spill directory of a TaskManager::
 
-    <job>/<edge>-<attempt>/part=<producer subtask>/sub=<subpartition>/<sequence>.arrow
+    <job>/<edge>-<attempt>/part=<producer subtask>/sub=<subpartition>/<sequence>.arrow|.parquet
     <job>/<edge>-<attempt>/part=<producer subtask>/index
 
-A file is an Arrow IPC file with consecutive rows of one subpartition. The index is written last and
+A file has consecutive rows of one subpartition, as Arrow IPC or Parquet. The index is written last and
 appears at once: a partition without one is not complete, and belongs to the process that writes it.
-The index names every file with its size and CRC-32, and holds the control elements, which lie between
+The index names every file with its format, its size and CRC-32, and holds the control elements, which lie between
 rows.
 """
 
@@ -28,9 +28,11 @@ from penstock.partition_id import PartitionId
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from taskmanager.network.frames import FrameError
 from taskmanager.network.messages import decode_control, encode_control
+from taskmanager.partitions.spill_format import SpillFormat
 
 INDEX_NAME: Final = "index"
-INDEX_FORMAT: Final = FrameFormat("an index of a result partition", b"PSTKPART", 1)
+INDEX_FORMAT: Final = FrameFormat("an index of a result partition", b"PSTKPART", 2)
+"""Version 1 knew Arrow files only."""
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -47,6 +49,7 @@ class SpillFile:
         first_row: offset of its first row.
         rows: how many it has, at least one.
         checksum: CRC-32 of the whole file.
+        format: of the file.
     """
 
     sequence: int
@@ -54,11 +57,17 @@ class SpillFile:
     rows: int
     size_bytes: int
     checksum: int
+    format: SpillFormat = SpillFormat.ARROW
 
     @property
     def end_row(self) -> int:
         """Offset of the row behind its last."""
         return self.first_row + self.rows
+
+    @property
+    def name(self) -> str:
+        """Within the directory of its subpartition."""
+        return file_name(self.sequence, self.format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +131,9 @@ def subpartition_directory(partition: Path, subpartition_index: int) -> Path:
     return partition / f"sub={subpartition_index}"
 
 
-def file_name(sequence: int) -> str:
+def file_name(sequence: int, spill_format: SpillFormat = SpillFormat.ARROW) -> str:
     """Name of a file within the directory of its subpartition."""
-    return f"{sequence:08d}.arrow"
+    return f"{sequence:08d}.{spill_format.value}"
 
 
 def encode_index(index: PartitionIndex) -> bytes:
@@ -139,10 +148,7 @@ def encode_index(index: PartitionIndex) -> bytes:
         "subpartitions": [
             {
                 "first_row": part.first_row,
-                "files": [
-                    (file.sequence, file.first_row, file.rows, file.size_bytes, file.checksum)
-                    for file in part.files
-                ],
+                "files": [_encode_file(file) for file in part.files],
                 "controls": [(row, encode_control(element)) for row, element in part.controls],
             }
             for part in index.subpartitions
@@ -174,10 +180,32 @@ def decode_index(content: bytes, path: Path) -> PartitionIndex:
     return index
 
 
+def _encode_file(file: SpillFile) -> tuple[int | str, ...]:
+    return (
+        file.sequence,
+        file.first_row,
+        file.rows,
+        file.size_bytes,
+        file.checksum,
+        file.format.value,
+    )
+
+
+def _decode_file(
+    sequence: int,
+    first_row: int,
+    rows: int,
+    size_bytes: int,
+    checksum: int,
+    spill_format: str = SpillFormat.ARROW.value,
+) -> SpillFile:
+    return SpillFile(sequence, first_row, rows, size_bytes, checksum, SpillFormat(spill_format))
+
+
 def _decode_subpartition(fields: Any) -> SubpartitionIndex:
     return SubpartitionIndex(
         fields["first_row"],
-        tuple(SpillFile(*file) for file in fields["files"]),
+        tuple(_decode_file(*file) for file in fields["files"]),
         tuple((row, decode_control(payload)) for row, payload in fields["controls"]),
     )
 

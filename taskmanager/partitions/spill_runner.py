@@ -25,11 +25,11 @@ from taskmanager.partitions.kept_subpartition import SubpartitionFiles
 from taskmanager.partitions.sealed_store import remove_partition, write_index
 from taskmanager.partitions.spill_counts import SPILL
 from taskmanager.partitions.spill_files import read_spill_file, spill_failed, write_spill_files
+from taskmanager.partitions.spill_format import ARROW_FILES, FormatChoice
 from taskmanager.partitions.spill_layout import (
     PartitionIndex,
     SpillFile,
     SubpartitionIndex,
-    file_name,
     partition_directory,
     subpartition_directory,
 )
@@ -58,19 +58,28 @@ class SpillRunner:
         self._submit = submit
         self._post = post
 
-    def partition(self, partition_id: PartitionId) -> PartitionFiles:
-        """The files of a partition."""
-        return _Files(self._root, self._job_id, partition_id, self._submit, self._post)
+    def partition(
+        self, partition_id: PartitionId, choice: FormatChoice = ARROW_FILES
+    ) -> PartitionFiles:
+        """The files of a partition, and how they are written."""
+        return _Files(self._root, self._job_id, partition_id, choice, self._submit, self._post)
 
 
 class _Files(PartitionFiles):
     def __init__(
-        self, root: Path, job_id: str, partition_id: PartitionId, submit: Submit, post: Post
+        self,
+        root: Path,
+        job_id: str,
+        partition_id: PartitionId,
+        choice: FormatChoice,
+        submit: Submit,
+        post: Post,
     ) -> None:
         self.directory = partition_directory(root, job_id, partition_id)
         self._root = root
         self._job_id = job_id
         self._partition_id = partition_id
+        self.choice = choice
         self._submit = submit
         self._post = post
         self._writes = 0
@@ -190,7 +199,9 @@ class _SubpartitionFiles(SubpartitionFiles):
         on_written: Callable[[WrittenFiles], None],
         on_failed: Callable[[StreamError], None],
     ) -> None:
-        work = partial(write_spill_files, self._directory, sequence, first_row, batches)
+        work = partial(
+            write_spill_files, self._directory, sequence, first_row, batches, self._files.choice
+        )
 
         def written(timed: tuple[WrittenFiles, float]) -> None:
             files, seconds = timed
@@ -206,7 +217,7 @@ class _SubpartitionFiles(SubpartitionFiles):
         on_read: Callable[[list[pa.RecordBatch]], None],
         on_failed: Callable[[StreamError], None],
     ) -> None:
-        path = self._directory / file_name(file.file.sequence)
+        path = self._directory / file.file.name
 
         def read(timed: tuple[list[pa.RecordBatch], float]) -> None:
             batches, seconds = timed
@@ -220,7 +231,7 @@ class _SubpartitionFiles(SubpartitionFiles):
     def unlink(self, files: Sequence[SpillFile]) -> None:
         def unlink() -> None:
             for file in files:
-                (self._directory / file_name(file.sequence)).unlink(missing_ok=True)
+                (self._directory / file.name).unlink(missing_ok=True)
 
         self._files.clean(unlink)
 

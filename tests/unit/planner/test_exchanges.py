@@ -292,3 +292,45 @@ def test_a_harness_runs_chains_whatever_their_exchanges() -> None:
         harness.push({"n": 1})
         harness.push({"n": 2})
         assert [row["n"] for row in harness.output] == [2]
+
+
+# ---------------------------------------------------------------- formats of files
+
+
+def kept_graph(exchange: str, **columns: pa.DataType) -> graph_pb2.JobGraph:
+    """One kept exchange of a table."""
+    env = environment()
+    table = pa.table({name: pa.array([], kind) for name, kind in columns.items()})
+    env.from_arrow(table).exchange(exchange).rebalance().discard()
+    graph = Planner(reachable(env._builder.sinks), env.config).plan()
+    graph.artifacts.add(id=graph.vertices[0].operators[0].source.arrow.artifact)
+    graph.edges[0].spill_format = graph_pb2.SPILL_FORMAT_PARQUET
+    return graph
+
+
+@pytest.mark.parametrize("exchange", ["blocking", "caching"])
+def test_an_edge_may_ask_for_parquet_files(exchange: str) -> None:
+    validate(kept_graph(exchange, n=pa.uint64(), wait=pa.duration("us"), text=pa.large_string()))
+
+
+def test_a_column_that_parquet_cannot_hold_is_refused_where_files_have_to_be_parquet() -> None:
+    graph = kept_graph("blocking", n=pa.int64(), at=pa.list_(pa.timestamp("s")))
+    with pytest.raises(
+        JobRejected, match=r"'from_arrow' .*: what reads .* Parquet.*column at\[\]: .*sec"
+    ):
+        validate(graph)
+    graph.edges[0].spill_format = graph_pb2.SPILL_FORMAT_ARROW
+    validate(graph)
+
+
+@pytest.mark.parametrize("exchange", ["pipelined", "caching-memory"])
+def test_what_has_no_files_has_no_format_of_them(exchange: str) -> None:
+    with pytest.raises(JobRejected, match=f"edge e0 asks for a format of its files.*'{exchange}'"):
+        validate(kept_graph(exchange, n=pa.int64()))
+
+
+def test_a_format_of_a_later_version_is_refused() -> None:
+    graph = kept_graph("blocking", n=pa.int64())
+    graph.edges[0].spill_format = 9  # type: ignore[assignment]
+    with pytest.raises(JobRejected, match="unknown format 9"):
+        validate(graph)
