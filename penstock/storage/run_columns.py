@@ -14,6 +14,7 @@ from penstock.storage.key_types import Int64Array
 BACKEND: Final = "hashmap"
 """What snapshots in this format say they are of: that backend writes no others, and canonical savepoints are in it
 whatever backend they were taken of."""
+RUN_VERSION: Final = 3
 FORMATS_READ: Final = (2, 3)
 
 KEY_GROUP: Final = "__key_group"

@@ -2,7 +2,7 @@
 it too.
 
 A segment is a sequence of Arrow IPC streams, one for each of its *parts*: rows of some key-groups, cut such that most
-parts share none (``run_parts``). ``KeyedStateSnapshot.segments`` says of each part which key-groups it has, its size and
+parts share none (``penstock/storage/run_writer.py``). ``KeyedStateSnapshot.segments`` says of each part which key-groups it has, its size and
 its CRC-32, so that parts are read and checked by themselves. All segments of a snapshot lie one after the other in one
 file. (In version 2 a segment had no parts, and the CRC-32 of all its bytes followed it, 4 bytes, little-endian: such
 segments are read, and later snapshots refer to them.) A segment's schema is the table's
@@ -36,32 +36,14 @@ are kept with a time stamp.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Sequence
 
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import value_type
-from penstock.storage.run_columns import is_plain
-from penstock.storage.run_reader import WIDTH
 from taskmanager.kernels import encode_keys
 from taskmanager.state.key_batches import retyped
-
-FORMAT_VERSION: Final = 3
-
-_COMPACT_BITS: Final = 32
-_PLAIN: Final = pa.ipc.IpcWriteOptions(use_threads=False)
-_COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-"""On the thread that writes: others would take the cores from those who process rows."""
-_UNSIGNED: Final = {
-    kind: (0, (1 << kind.bit_width) - 1) for kind in (pa.uint8(), pa.uint16(), pa.uint32())
-}
-_SIGNED: Final = {
-    kind: (-(1 << kind.bit_width - 1), (1 << kind.bit_width - 1) - 1)
-    for kind in (pa.int8(), pa.int16(), pa.int32())
-}
-"""Type -> the smallest and the largest number."""
 
 
 def key_fields(key_types: Sequence[pa.DataType]) -> list[pa.Field]:
@@ -85,51 +67,3 @@ def split_tombstones(
     buried = batch if count == batch.num_rows else batch.filter(deleted)
     rows = None if count == batch.num_rows else batch.filter(pa.compute.invert(deleted))
     return encode_keys(buried.columns[2 : 2 + identity_count]), rows
-
-
-def write_segment(batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
-    """The bytes of a segment, batch by batch, as these are made."""
-    for batch in map(_narrowed, batches):
-        sink = pa.BufferOutputStream()
-        options = _PLAIN if _is_compact(batch.schema) else _COMPRESSED
-        with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-            writer.write_batch(batch)
-        yield memoryview(sink.getvalue())
-
-
-def _narrowed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with integers in the narrowest types that hold them."""
-    fields, columns = [], []
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        kind = _narrowest(column)
-        if kind != field.type:
-            metadata = {**(field.metadata or {}), WIDTH: str(field.type)}
-            field = field.with_type(kind).with_metadata(metadata)
-            column = (
-                pa.array(column.to_numpy().astype(kind.to_pandas_dtype()))
-                if is_plain(column)
-                else column.cast(kind, safe=False)
-            )
-        fields.append(field)
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
-
-
-def _narrowest(column: pa.Array) -> pa.DataType:
-    if not pa.types.is_integer(column.type):
-        return column.type
-    bounds = pa.compute.min_max(column)
-    smallest, largest = bounds["min"].as_py() or 0, bounds["max"].as_py() or 0
-    for kind, (lowest, highest) in (_UNSIGNED if smallest >= 0 else _SIGNED).items():
-        if kind.bit_width >= column.type.bit_width:
-            break
-        if lowest <= smallest and largest <= highest:
-            return kind
-    return column.type
-
-
-def _is_compact(schema: pa.Schema) -> bool:
-    return all(
-        pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind.bit_width <= _COMPACT_BITS)
-        for kind in schema.types
-    )

@@ -18,13 +18,13 @@ from penstock.storage.blobs import Blob
 from penstock.storage.key_groups import key_group_range
 from penstock.storage.run_columns import within
 from penstock.storage.run_reader import read_segment
+from penstock.storage.run_writer import write_segment
 from taskmanager.state.backend import AggregateDescriptor, BackendEnvironment
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.group_table import GroupTable
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.keyed_rows import checked_rows
 from taskmanager.state.row_table import RowDescriptor, RowTable
-from taskmanager.state.run_format import write_segment
 from taskmanager.state.session_table import SessionTable
 from taskmanager.state.snapshot_table import RestoredPart
 

@@ -11,10 +11,10 @@ import pyarrow as pa
 from penstock.errors import CheckpointAborted
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob
+from penstock.storage.run_writer import SegmentWriter
 from taskmanager.kernels.record_versions import ReleasedError
 from taskmanager.state.hashmap.chains import WHOLE, Chain, Export, Segment, extended
 from taskmanager.state.hashmap.restored_rows import RestoredRows
-from taskmanager.state.run_parts import SegmentWriter
 from taskmanager.state.snapshot_table import SealedTable, SnapshotTable
 
 COPIED_TO: Final = 1

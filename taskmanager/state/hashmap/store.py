@@ -21,7 +21,7 @@ import pyarrow as pa
 from penstock.errors import CheckpointAborted, StoreNotFound
 from penstock.pb import checkpoint_pb2
 from penstock.storage.key_groups import key_group_range
-from penstock.storage.run_columns import BACKEND
+from penstock.storage.run_columns import BACKEND, RUN_VERSION
 from taskmanager.state.backend import AggregateDescriptor, BackendEnvironment
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.group_table import GroupTable
@@ -47,7 +47,6 @@ from taskmanager.state.instances import InstanceState
 from taskmanager.state.memory_check import MemoryCheck
 from taskmanager.state.migrated_values import migration_of
 from taskmanager.state.row_table import RowDescriptor, RowTable
-from taskmanager.state.run_format import FORMAT_VERSION
 from taskmanager.state.session_table import SessionTable
 from taskmanager.state.snapshot_table import RestoredPart, SnapshotTable
 
@@ -387,7 +386,7 @@ class HashMapStateBackend:
     def _header(self) -> checkpoint_pb2.KeyedStateSnapshot:
         return checkpoint_pb2.KeyedStateSnapshot(
             backend=BACKEND,
-            format_version=FORMAT_VERSION,
+            format_version=RUN_VERSION,
             instance=self._instance,
             first_key_group=self._key_groups.start,
             last_key_group=self._key_groups.stop - 1,

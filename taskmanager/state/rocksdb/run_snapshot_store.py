@@ -18,13 +18,12 @@ from penstock.storage.entries.database_reader_store import ReadOnlyDatabase
 from penstock.storage.entries.entry_keys import partition_bounds
 from penstock.storage.entries.entry_rows import entry_rows
 from penstock.storage.entries.run_states import run_states
-from penstock.storage.run_columns import BACKEND
+from penstock.storage.run_columns import BACKEND, RUN_VERSION
+from penstock.storage.run_writer import SegmentWriter
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.hashmap.chains import Segment
 from taskmanager.state.hashmap.snapshot import described
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, WriteQueue
-from taskmanager.state.run_format import FORMAT_VERSION
-from taskmanager.state.run_parts import SegmentWriter
 
 _WRITTEN_TO: Final = 1
 """Version up to which a segment holds changes: it holds everything."""
@@ -77,7 +76,7 @@ class RunSnapshot:
         native = self._native
         snapshot = checkpoint_pb2.KeyedStateSnapshot(
             backend=BACKEND,
-            format_version=FORMAT_VERSION,
+            format_version=RUN_VERSION,
             instance=self._file_name,
             first_key_group=native.first_key_group,
             last_key_group=native.last_key_group,

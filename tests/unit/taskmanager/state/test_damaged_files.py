@@ -23,6 +23,7 @@ from penstock.storage.codec import codec_of
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.run_columns import sorted_batch
 from penstock.storage.run_reader import SegmentPlace, segment_batches
+from penstock.storage.run_writer import SegmentWriter
 from penstock.storage.snapshot_files import StoreSnapshotReader
 from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.kernels.backend import kernels
@@ -33,7 +34,6 @@ from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
 from taskmanager.state.rocksdb.sst_file import sst_file
 from taskmanager.state.row_table import RowDescriptor
-from taskmanager.state.run_parts import SegmentWriter
 from tests.support.backend_job import BACKENDS
 from tests.support.examples import number_of
 from tests.support.one_backend import KEYS, Cells, OneBackend, add_counts, counts_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.storage.run_columns import CODEC, sorted_batch
 from penstock.storage.run_reader import read_segment
-from taskmanager.state.run_format import write_segment
+from penstock.storage.run_writer import write_segment
 from tests.support.examples import examples
 
 INTEGERS = [pa.int64(), pa.uint64(), pa.int32(), pa.uint16(), pa.int8()]

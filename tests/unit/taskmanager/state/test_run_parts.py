@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 
 from penstock.errors import StoreCorrupt
 from penstock.pb import checkpoint_pb2
-from penstock.storage.run_columns import sorted_batch, within
+from penstock.storage import run_writer
+from penstock.storage.run_columns import RUN_VERSION, sorted_batch, within
 from penstock.storage.run_reader import SegmentPlace, segment_batches
+from penstock.storage.run_writer import SegmentWriter
 from penstock.storage.snapshot_files import StoreSnapshotReader
 from taskmanager.kernels import AccumulatorKind, encode_keys
-from taskmanager.state import run_parts
 from taskmanager.state.backend import AggregateDescriptor
-from taskmanager.state.run_format import FORMAT_VERSION
-from taskmanager.state.run_parts import SegmentWriter
 from tests.support.backend_history import Inputs
 from tests.support.backend_job import BACKENDS, MAX_PARALLELISM
 from tests.support.examples import examples
@@ -73,8 +72,8 @@ def test_a_range_has_its_rows_in_the_order_in_which_they_were_written(
     parts: list[list[int]], one: int, other: int, sorted_bytes: int, part_bytes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_parts, "SORTED_BYTES", sorted_bytes)
-        patch.setattr(run_parts, "PART_BYTES", part_bytes)
+        patch.setattr(run_writer, "SORTED_BYTES", sorted_bytes)
+        patch.setattr(run_writer, "PART_BYTES", part_bytes)
         batches = [batch(groups, 100 * place) for place, groups in enumerate(parts)]
         content, writer = written(*batches)
     assert (writer.size_bytes, writer.row_count) == (len(content), sum(map(len, parts)))
@@ -137,7 +136,7 @@ def test_a_subtask_reads_little_more_than_its_share(
     table = backend.group_table("counts", 0, descriptor)
     table.update(keys, Inputs([None], [None], [], np.arange(count)))
     snapshot = home.write(backend.snapshot(1, in_runs=True))
-    assert snapshot.format_version == FORMAT_VERSION
+    assert snapshot.format_version == RUN_VERSION
     total = sum(segment.size_bytes for segment in snapshot.segments)
     assert total > 1 << 20
     readers: list[CountingReader] = []

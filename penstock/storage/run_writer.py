@@ -1,4 +1,6 @@
-"""Cuts the rows of a segment into parts by key-group, so that each range of key-groups is read by itself.
+"""Writes the segments that keyed state is kept in; their format is told in ``taskmanager/state/run_format.py``.
+
+The rows of a segment are cut into parts by key-group, so that each range of key-groups is read by itself.
 
 Rows come in batches each of which may hold all key-groups; many of them together are sorted, and cut where one key-group
 ends and the next begins. A subtask that restores a range then reads few pieces, which hold little else.
@@ -13,13 +15,26 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.storage.run_reader import SegmentPart
-from taskmanager.state.run_format import write_segment
+from penstock.storage.run_columns import is_plain
+from penstock.storage.run_reader import WIDTH, SegmentPart
 
 SORTED_BYTES: Final = 16 << 20
 """About so much is sorted at once; more only where one batch has more."""
 PART_BYTES: Final = 32 << 10
 """A part has at least about so much, unless all rows that are sorted together have less."""
+
+_COMPACT_BITS: Final = 32
+_PLAIN: Final = pa.ipc.IpcWriteOptions(use_threads=False)
+_COMPRESSED: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+"""On the thread that writes: others would take the cores from those who process rows."""
+_UNSIGNED: Final = {
+    kind: (0, (1 << kind.bit_width) - 1) for kind in (pa.uint8(), pa.uint16(), pa.uint32())
+}
+_SIGNED: Final = {
+    kind: (-(1 << kind.bit_width - 1), (1 << kind.bit_width - 1) - 1)
+    for kind in (pa.int8(), pa.int16(), pa.int32())
+}
+"""Type -> the smallest and the largest number."""
 
 
 class SegmentWriter:
@@ -96,3 +111,51 @@ def _cuts(groups: np.ndarray, rows_min: int) -> Iterator[tuple[int, int]]:
             yield start, end
             start = end
     yield start, ends[-1]
+
+
+def write_segment(batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
+    """The bytes of a segment, batch by batch, as these are made."""
+    for batch in map(_narrowed, batches):
+        sink = pa.BufferOutputStream()
+        options = _PLAIN if _is_compact(batch.schema) else _COMPRESSED
+        with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+            writer.write_batch(batch)
+        yield memoryview(sink.getvalue())
+
+
+def _narrowed(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with integers in the narrowest types that hold them."""
+    fields, columns = [], []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        kind = _narrowest(column)
+        if kind != field.type:
+            metadata = {**(field.metadata or {}), WIDTH: str(field.type)}
+            field = field.with_type(kind).with_metadata(metadata)
+            column = (
+                pa.array(column.to_numpy().astype(kind.to_pandas_dtype()))
+                if is_plain(column)
+                else column.cast(kind, safe=False)
+            )
+        fields.append(field)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
+
+
+def _narrowest(column: pa.Array) -> pa.DataType:
+    if not pa.types.is_integer(column.type):
+        return column.type
+    bounds = pa.compute.min_max(column)
+    smallest, largest = bounds["min"].as_py() or 0, bounds["max"].as_py() or 0
+    for kind, (lowest, highest) in (_UNSIGNED if smallest >= 0 else _SIGNED).items():
+        if kind.bit_width >= column.type.bit_width:
+            break
+        if lowest <= smallest and largest <= highest:
+            return kind
+    return column.type
+
+
+def _is_compact(schema: pa.Schema) -> bool:
+    return all(
+        pa.types.is_boolean(kind) or (pa.types.is_integer(kind) and kind.bit_width <= _COMPACT_BITS)
+        for kind in schema.types
+    )
