@@ -71,6 +71,12 @@ from penstock.state.declarations import (
     Ttl,
     ValueState,
 )
+from penstock.state_tables.opened_state import (
+    StateTableInfo,
+    StateTables,
+    StoredOperator,
+    open_state,
+)
 from penstock.storage.codec import StateError
 from penstock.storage.codec_migration import field
 from penstock.streams.connected_streams import ConnectedStreams
@@ -142,6 +148,9 @@ __all__ = [
     "SourceContext",
     "Split",
     "StateError",
+    "StateTableInfo",
+    "StateTables",
+    "StoredOperator",
     "Stream",
     "StreamError",
     "StreamSink",
@@ -169,6 +178,7 @@ __all__ = [
     "max",
     "mean",
     "min",
+    "open_state",
     "session",
     "sliding",
     "sum",

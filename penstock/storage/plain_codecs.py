@@ -13,7 +13,7 @@ import datetime as dt
 import decimal
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 import cloudpickle
@@ -26,6 +26,19 @@ from penstock.rows.column_values import short_repr
 from penstock.storage.codec import EncodedCodec
 
 _TUPLE, _SET, _FROZENSET, _DATETIME, _DATE, _TIME, _TIMEDELTA, _DECIMAL, _INT = range(1, 10)
+
+EXTENSIONS: Final = {
+    _TUPLE: "tuple",
+    _SET: "set",
+    _FROZENSET: "frozenset",
+    _DATETIME: "datetime",
+    _DATE: "date",
+    _TIME: "time",
+    _TIMEDELTA: "timedelta",
+    _DECIMAL: "decimal",
+    _INT: "int",
+}
+"""What msgpack does not know by itself: the code of its extension -> its name."""
 
 
 class MsgpackCodec(EncodedCodec):

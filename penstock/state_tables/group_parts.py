@@ -1,0 +1,90 @@
+"""Accumulators that know in which order their values came: those of first, last and collect_list."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from penstock.state_tables.table_parts import Columns, WrittenAs
+from penstock.storage.codec import StateError
+
+_SEQUENCE = "sequence"
+
+
+class SequencedPart:
+    """A value with its place in the order of arrival, or a list of such.
+
+    Args:
+        stored_field: of the column: a struct of ``value`` and ``sequence``, or a list of them.
+        name: that the values are read by; their places are ``<name>_sequence``.
+    """
+
+    def __init__(self, stored_field: pa.Field, name: str) -> None:
+        self._field = stored_field
+        self._name = name
+        self._is_list = not pt.is_struct(stored_field.type)
+        item = stored_field.type.value_type if self._is_list else stored_field.type
+        value, sequence = item.field("value").type, pa.int64()
+        kinds = [pa.list_(value), pa.list_(sequence)] if self._is_list else [value, sequence]
+        self._item = item
+        self._names = name, f"{name}_{_SEQUENCE}"
+        self.fields = tuple(map(pa.field, self._names, kinds))
+        self.optional = frozenset({self._names[1]})
+
+    @staticmethod
+    def takes(kind: pa.DataType) -> bool:
+        """Whether a column of this type is one."""
+        item = kind.value_type if pt.is_list(kind) else kind
+        return pt.is_struct(item) and {one.name for one in item} == {"value", _SEQUENCE}
+
+    def shown(self, stored: pa.RecordBatch) -> list[pa.Array]:
+        """The values and their places."""
+        column = stored.column(self._field.name)
+        items = column.flatten() if self._is_list else column
+        missing = items.is_null()
+        found = [
+            pa.compute.if_else(missing, pa.scalar(None, one.type), one)
+            for one in (items.field("value"), items.field(_SEQUENCE))
+        ]
+        if not self._is_list:
+            return found
+        return [_lists(column, one) for one in found]
+
+    def stored(self, shown: Columns, written: WrittenAs) -> dict[str, pa.Array]:
+        """What is given without places comes before all that is to arrive."""
+        where = f"{written.where}: column {self._name!r}"
+        column, places = shown[self._name], shown.get(self._names[1])
+        try:
+            column = column.cast(self.fields[0].type)
+            places = None if places is None else places.cast(self.fields[1].type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise StateError(
+                f"{where} is {self.fields[0].type}, got {shown[self._name].type}: {error}"
+            ) from error
+        values = column.flatten() if self._is_list else column
+        if places is None:
+            sequence = pa.array(
+                np.arange(len(values)) if self._is_list else np.zeros(len(values), np.int64)
+            )
+        else:
+            sequence = (places.flatten() if self._is_list else places).fill_null(0)
+        if len(sequence) != len(values):
+            raise StateError(f"{where} and {self._names[1]!r} have lists of other lengths")
+        by_name = {"value": values, _SEQUENCE: sequence}
+        mask = None if self._is_list else values.is_null()
+        items = pa.StructArray.from_arrays(
+            [by_name[one.name] for one in self._item], fields=list(self._item), mask=mask
+        )
+        return {
+            self._field.name: _lists(column, items, self._field.type) if self._is_list else items
+        }
+
+
+def _lists(like: pa.Array, items: pa.Array, kind: pa.DataType | None = None) -> pa.Array:
+    """Lists as long as those of another column; null where those are."""
+    lengths = like.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    mask = like.is_null() if like.null_count else None
+    return pa.ListArray.from_arrays(pa.array(offsets), items, type=kind, mask=mask)

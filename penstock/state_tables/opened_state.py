@@ -1,0 +1,340 @@
+"""A checkpoint or savepoint, opened to be read as tables: ``ps.open_state(path)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound
+from penstock.pb import checkpoint_pb2
+from penstock.state_tables.keyed_rows import keyed_rows
+from penstock.state_tables.operator_tables import (
+    DONE_SCHEMA,
+    DONE_SPLITS,
+    SPLITS,
+    SPLITS_SCHEMA,
+    done_batches,
+    list_batch,
+    list_kind,
+    list_schema,
+    splits_batch,
+)
+from penstock.state_tables.state_view import StateView
+from penstock.storage.codec import StateError
+from penstock.storage.open_store import has_scheme
+from penstock.storage.restore_point import RestorePoint, open_restore_point
+from penstock.storage.snapshot_files import StoreSnapshotReader
+
+_ALL_KEY_GROUPS = range(1 << 16)
+_DATABASE = "rocksdb"
+_BROADCAST = checkpoint_pb2.REDISTRIBUTION_BROADCAST
+
+
+@dataclass(frozen=True, slots=True)
+class StateTableInfo:
+    """A state of an operator.
+
+    Attributes:
+        name: by which it is read.
+        kind: "value", "list", "map", "group" (accumulators of windows or of running aggregates), "sessions", "counts"
+            (windows of so many rows), "rows", "timers"; of an operator as a whole "split list", "union list",
+            "broadcast map", "splits", "done splits".
+        schema: of the table.
+    """
+
+    name: str
+    kind: str
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOperator:
+    """An operator that has state.
+
+    Attributes:
+        kind: "process", "window_aggregate", "source", ...
+        parallelism: subtasks that it had.
+        max_parallelism: number of its key-groups.
+    """
+
+    uid: str
+    name: str
+    kind: str
+    parallelism: int
+    max_parallelism: int
+    states: tuple[StateTableInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePiece:
+    """A part of a table that is read by itself: some key-groups of one old subtask; None = of the job."""
+
+    subtask_index: int | None
+    first_key_group: int
+    last_key_group: int
+
+
+class StateTables:
+    """What a checkpoint or savepoint holds.
+
+    Args:
+        point: what was found.
+
+    Attributes:
+        path: of the savepoint, or of the one checkpoint.
+        job_id, job_name: of the job that it was taken of.
+        checkpoint_id: its number.
+        is_savepoint: or else a checkpoint.
+        operators: those with state, in the order of the job's graph.
+    """
+
+    def __init__(self, point: RestorePoint) -> None:
+        manifest = point.manifest
+        self.path = point.uri
+        self.job_id, self.job_name = manifest.job_id, manifest.job_name
+        self.checkpoint_id = manifest.checkpoint_id
+        self.is_savepoint = point.is_savepoint
+        self._point = point
+        self._reader = StoreSnapshotReader(point.store)
+        self._held: dict[str, list[tuple[int, checkpoint_pb2.OperatorSnapshot]]] = {}
+        for subtask in manifest.subtasks:
+            for operator in subtask.operators:
+                held = self._held.setdefault(operator.operator_uid, [])
+                held.append((subtask.subtask_index, operator))
+        self._stored = {one.uid: one for vertex in manifest.vertices for one in vertex.operators}
+        self._done = {one.operator_uid: one for one in manifest.done_splits}
+        self.operators = tuple(self._operators())
+
+    @override
+    def __repr__(self) -> str:
+        return f"<state in {self.path}: {', '.join(one.uid for one in self.operators)}>"
+
+    @override
+    def __str__(self) -> str:
+        what = "savepoint" if self.is_savepoint else "checkpoint"
+        lines = [f"{what} {self.checkpoint_id} of job {self.job_name!r} in {self.path}"]
+        for operator in self.operators:
+            lines.append(f"{operator.uid} ({operator.name}, {operator.max_parallelism} key-groups)")
+            for state in operator.states:
+                columns = ", ".join(f"{one.name}: {one.type}" for one in state.schema)
+                lines.append(f"  {state.name} ({state.kind}): {columns}")
+        return "\n".join(lines)
+
+    def operator(self, uid: str) -> StoredOperator:
+        """The operator of a uid.
+
+        Raises:
+            StateError: there is none, or it has no state.
+        """
+        for operator in self.operators:
+            if operator.uid == uid:
+                return operator
+        known = ", ".join(repr(one.uid) for one in self.operators)
+        reason = "has no state" if uid in self._stored else "is not there"
+        raise StateError(
+            f"operator {uid!r} {reason} in {self.path}: there is state of {known or 'none'}"
+        )
+
+    def schema(self, uid: str, state: str) -> pa.Schema:
+        """The columns of a state's table.
+
+        Raises:
+            StateError: there is no such state.
+        """
+        operator = self.operator(uid)
+        for one in operator.states:
+            if one.name == state:
+                return one.schema
+        known = ", ".join(repr(one.name) for one in operator.states)
+        raise StateError(f"operator {uid!r} has no state {state!r} in {self.path}: it has {known}")
+
+    def read(self, uid: str, state: str, *, key_groups: range | None = None) -> pa.Table:
+        """All rows of a state.
+
+        Args:
+            key_groups: whose rows are wanted; None = all.
+
+        Raises:
+            StateError: there is no such state, or the job has retired the checkpoint meanwhile.
+            StoreCorrupt: a file is damaged.
+        """
+        schema = self.schema(uid, state)
+        return pa.Table.from_batches(self.batches(uid, state, key_groups=key_groups), schema)
+
+    def batches(
+        self, uid: str, state: str, *, key_groups: range | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The same in batches, read as they are asked for."""
+        wanted = _ALL_KEY_GROUPS if key_groups is None else _checked_range(key_groups)
+        for piece in self.pieces(uid, state):
+            own = range(
+                max(piece.first_key_group, wanted.start), min(piece.last_key_group + 1, wanted.stop)
+            )
+            if own or (piece.last_key_group < 0 and key_groups is None):
+                yield from self.piece_batches(uid, state, piece, own)
+
+    def pieces(self, uid: str, state: str) -> list[TablePiece]:
+        """The parts of a table; each can be read by another process."""
+        self.schema(uid, state)
+        if state == DONE_SPLITS:
+            return [TablePiece(None, 0, -1)]
+        found = []
+        for index, operator in self._held.get(uid, []):
+            if _table_index(operator.keyed, state) is not None:
+                keyed = operator.keyed
+                found.append(TablePiece(index, keyed.first_key_group, keyed.last_key_group))
+            elif state == SPLITS and operator.splits:
+                found.append(TablePiece(index, 0, -1))
+            elif any(one.name == state for one in operator.lists):
+                is_copied = any(
+                    one.name == state and one.redistribution == _BROADCAST for one in operator.lists
+                )
+                found.append(TablePiece(index, 0, -1))
+                if is_copied:
+                    break
+        return found
+
+    def piece_batches(
+        self, uid: str, state: str, piece: TablePiece, key_groups: range
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of one part.
+
+        Args:
+            key_groups: of keyed state.
+        """
+        try:
+            yield from self._piece_batches(uid, state, piece, key_groups)
+        except StoreNotFound as error:
+            raise self._gone(error) from error
+        except StoreCorrupt as error:
+            raise StoreCorrupt(f"state {state!r} of operator {uid!r}: {error}") from error
+
+    def _piece_batches(
+        self, uid: str, state: str, piece: TablePiece, key_groups: range
+    ) -> Iterator[pa.RecordBatch]:
+        if piece.subtask_index is None:
+            yield from done_batches(self._done[uid], self._reader)
+            return
+        operator = next(one for index, one in self._held[uid] if index == piece.subtask_index)
+        table = _table_index(operator.keyed, state)
+        if table is not None:
+            view = self._view(uid, operator.keyed.tables[table])
+            for namespace, rows in self.stored_rows(operator.keyed, table, view, key_groups):
+                yield view.shown(namespace, rows)
+        elif state == SPLITS:
+            yield splits_batch(operator, piece.subtask_index)
+        else:
+            for held in operator.lists:
+                if held.name == state:
+                    yield list_batch(held, piece.subtask_index, self._reader)
+
+    def stored_rows(
+        self,
+        keyed: checkpoint_pb2.KeyedStateSnapshot,
+        table: int,
+        view: StateView,
+        key_groups: range,
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(namespace, rows as they are stored) of a table of a snapshot."""
+        if keyed.backend == _DATABASE:
+            raise StateError(
+                f"state {view.name!r} is in a database of RocksDB, which only its backend reads: take a savepoint with "
+                "--format canonical"
+            )
+        return keyed_rows(keyed, table, view.identity, self._reader, key_groups)
+
+    def _view(self, uid: str, table: checkpoint_pb2.StateTable) -> StateView:
+        return StateView(table, self._stored[uid].declared)
+
+    def _operators(self) -> Iterator[StoredOperator]:
+        for vertex in self._point.manifest.vertices:
+            for stored in vertex.operators:
+                states = tuple(self._states(stored.uid))
+                if states:
+                    yield StoredOperator(
+                        stored.uid,
+                        stored.name,
+                        stored.kind,
+                        vertex.parallelism,
+                        vertex.max_parallelism,
+                        states,
+                    )
+
+    def _states(self, uid: str) -> Iterator[StateTableInfo]:
+        seen: set[str] = set()
+        has_splits = False
+        for _, operator in self._held.get(uid, []):
+            for table in operator.keyed.tables:
+                if not table.schema:
+                    continue
+                view = self._view(uid, table)
+                if view.name not in seen:
+                    seen.add(view.name)
+                    yield StateTableInfo(view.name, view.kind, view.schema)
+            for held in operator.lists:
+                if held.name not in seen:
+                    seen.add(held.name)
+                    yield StateTableInfo(held.name, list_kind(held), list_schema(held))
+            has_splits = has_splits or bool(operator.splits)
+        if has_splits:
+            yield StateTableInfo(SPLITS, SPLITS, SPLITS_SCHEMA)
+        if uid in self._done:
+            yield StateTableInfo(DONE_SPLITS, DONE_SPLITS, DONE_SCHEMA)
+
+    def _gone(self, error: StoreNotFound) -> Exception:
+        """What is to be said of a file that is missing."""
+        if not self.is_savepoint:
+            try:
+                open_restore_point(self.path)
+            except JobRejected:
+                return StateError(
+                    f"{self.path} was retired by its job while it was read, and its files are gone: reading pins "
+                    "nothing; read the newest checkpoint, keep more of them "
+                    "(execution.checkpointing.num-retained), or take a savepoint"
+                )
+        return StoreNotFound(f"{self.path} is not whole any more: {error}")
+
+
+def open_state(path: str | PathLike[str]) -> StateTables:
+    """Opens a checkpoint or savepoint to be read as tables; nothing of it is loaded yet.
+
+    Args:
+        path: of a savepoint, of a job's checkpoints (its newest one is meant), or of one ``chk-<n>``; also ``s3://``.
+
+    Raises:
+        StateError: there is none, or it is damaged or copied in part.
+        StoreTransient: it cannot be read now.
+    """
+    text = fspath(path)
+    if not isinstance(text, str) or not text:
+        raise StateError(f"open_state({path!r}): give the path of a savepoint or checkpoint")
+    uri = text if has_scheme(text) else str(_absolute(text))
+    try:
+        return StateTables(open_restore_point(uri))
+    except JobRejected as error:
+        reason = str(error).replace("cannot be started from: ", "", 1)
+        raise StateError(f"no state can be read: {reason}") from error
+
+
+def _absolute(text: str) -> Path:
+
+    return Path(text).expanduser().absolute()
+
+
+def _table_index(keyed: checkpoint_pb2.KeyedStateSnapshot, state: str) -> int | None:
+    names: Sequence[str] = [one.name for one in keyed.tables if one.schema]
+    for name in (state, f"key_space/{state}"):
+        if name in names:
+            return [one.name for one in keyed.tables].index(name)
+    return None
+
+
+def _checked_range(key_groups: range) -> range:
+    if not isinstance(key_groups, range) or key_groups.step != 1:
+        raise StateError(f"key_groups={key_groups!r} is no range of key-groups: range(0, 64)")
+    return key_groups

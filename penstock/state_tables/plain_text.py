@@ -1,0 +1,122 @@
+"""Plain Python values, as state keeps them in msgpack, as JSON text and back.
+
+What JSON has stands for itself. Everything else is an object with one field whose name begins with ``$`` and says
+what it is: ``{"$tuple": [1, 2]}``, ``{"$bytes": "AAE="}``, ``{"$datetime": ["2026-01-01T00:00:00", null, 0]}``,
+``{"$float": "nan"}``. A dict whose keys are not all texts, or begin with ``$``, is ``{"$map": [[key, value], ...]}``.
+
+Invariant: text that was made of a value gives the same bytes of msgpack again.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+
+from penstock.errors import StoreCorrupt
+from penstock.storage.plain_codecs import EXTENSIONS
+
+_TAG: Final = "$"
+_BYTES: Final = "$bytes"
+_FLOAT: Final = "$float"
+_MAP: Final = "$map"
+_CODES: Final[Mapping[str, int]] = {f"{_TAG}{name}": code for code, name in EXTENSIONS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Extension:
+    code: int
+    content: bytes
+
+
+def to_text(packed: bytes) -> str:
+    """The JSON text of a value.
+
+    Raises:
+        StoreCorrupt: it is none.
+
+    Example: a tuple, and what JSON knows.
+        >>> to_text(msgpack.packb([1, "a", None]))
+        '[1,"a",null]'
+        >>> to_text(msgpack.packb(msgpack.ExtType(1, msgpack.packb([1, 2]))))
+        '{"$tuple":[1,2]}'
+    """
+    try:
+        return json.dumps(_shown(_unpacked(packed)), ensure_ascii=False, separators=(",", ":"))
+    except (ValueError, LookupError, TypeError, msgpack.UnpackException) as error:
+        raise StoreCorrupt(f"a stored msgpack value cannot be read: {error}") from error
+
+
+def from_text(text: str) -> bytes:
+    """The value that JSON text stands for, as state keeps it.
+
+    Raises:
+        ValueError: it is no such text; the message says why.
+    """
+    return _packed(json.loads(text))
+
+
+def _unpacked(packed: bytes) -> Any:
+    return msgpack.unpackb(
+        packed, ext_hook=_Extension, raw=False, strict_map_key=False, use_list=True
+    )
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, _Extension):
+        return {f"{_TAG}{EXTENSIONS[value.code]}": _shown(_unpacked(value.content))}
+    if isinstance(value, bytes):
+        return {_BYTES: base64.b64encode(value).decode()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_FLOAT: repr(value)}
+    if isinstance(value, list):
+        return [_shown(item) for item in value]
+    if isinstance(value, dict):
+        if all(isinstance(key, str) and not key.startswith(_TAG) for key in value):
+            return {key: _shown(item) for key, item in value.items()}
+        return {_MAP: [[_shown(key), _shown(item)] for key, item in value.items()]}
+    return value
+
+
+def _packed(shown: Any) -> bytes:
+    packer = msgpack.Packer(use_bin_type=True, strict_types=True)
+    try:
+        return bytes(packer.pack(_value(shown)))
+    except (OverflowError, UnicodeEncodeError, RecursionError) as error:
+        raise ValueError(f"msgpack cannot hold it: {error}") from error
+
+
+def _value(shown: Any) -> Any:
+    """What msgpack packs."""
+    if isinstance(shown, list):
+        return [_value(item) for item in shown]
+    if not isinstance(shown, dict):
+        return shown
+    tag = next(iter(shown), "") if len(shown) == 1 else ""
+    if tag == _BYTES:
+        return base64.b64decode(shown[tag], validate=True)
+    if tag == _FLOAT:
+        return float(shown[tag])
+    if tag == _MAP:
+        return {_key(key): _value(item) for key, item in shown[tag]}
+    if tag in _CODES:
+        return msgpack.ExtType(_CODES[tag], _packed(shown[tag]))
+    unknown = next((key for key in shown if key.startswith(_TAG)), None)
+    if unknown is not None:
+        known = ", ".join([*_CODES, _BYTES, _FLOAT, _MAP])
+        raise ValueError(
+            f"{unknown!r} is none of {known}; an object with such a field is written as {_MAP}"
+        )
+    return {key: _value(item) for key, item in shown.items()}
+
+
+def _key(shown: Any) -> Any:
+    value = _value(shown)
+    if type(value) in (list, dict):
+        raise ValueError(f"{shown!r} is no key of a dict")
+    return value
