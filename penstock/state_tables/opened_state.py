@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound
 from penstock.pb import checkpoint_pb2
-from penstock.state_tables.keyed_rows import keyed_rows
 from penstock.state_tables.operator_tables import (
     DONE_SCHEMA,
     DONE_SPLITS,
@@ -26,12 +25,13 @@ from penstock.state_tables.operator_tables import (
 )
 from penstock.state_tables.state_view import StateView
 from penstock.storage.codec import StateError
+from penstock.storage.keyed_state import StatePieces, StoredKeyedState, keyed_states
 from penstock.storage.open_store import has_scheme
 from penstock.storage.restore_point import RestorePoint, open_restore_point
 from penstock.storage.snapshot_files import StoreSnapshotReader
+from penstock.storage.state_rows_store import StateRows
 
 _ALL_KEY_GROUPS = range(1 << 16)
-_DATABASE = "rocksdb"
 _BROADCAST = checkpoint_pb2.REDISTRIBUTION_BROADCAST
 
 
@@ -72,9 +72,14 @@ class StoredOperator:
 
 @dataclass(frozen=True, slots=True)
 class TablePiece:
-    """A part of a table that is read by itself: some key-groups of one old subtask; None = of the job."""
+    """A part of a table that is read by itself: what one old subtask has of it.
 
-    subtask_index: int | None
+    Attributes:
+        place: among the parts.
+        first_key_group, last_key_group: both inclusive; 0 and -1 where it has no keys.
+    """
+
+    place: int
     first_key_group: int
     last_key_group: int
 
@@ -108,6 +113,7 @@ class StateTables:
                 held.append((subtask.subtask_index, operator))
         self._stored = {one.uid: one for vertex in manifest.vertices for one in vertex.operators}
         self._done = {one.operator_uid: one for one in manifest.done_splits}
+        self._keyed = {(one.uid, one.name): one for one in keyed_states(manifest)}
         self.operators = tuple(self._operators())
 
     @override
@@ -181,23 +187,26 @@ class StateTables:
     def pieces(self, uid: str, state: str) -> list[TablePiece]:
         """The parts of a table; each can be read by another process."""
         self.schema(uid, state)
+        keyed = self._keyed.get((uid, state))
+        if keyed is not None:
+            return [
+                TablePiece(place, one.key_groups.start, one.key_groups.stop - 1)
+                for place, one in enumerate(keyed.pieces)
+            ]
         if state == DONE_SPLITS:
-            return [TablePiece(None, 0, -1)]
-        found = []
-        for index, operator in self._held.get(uid, []):
-            if _table_index(operator.keyed, state) is not None:
-                keyed = operator.keyed
-                found.append(TablePiece(index, keyed.first_key_group, keyed.last_key_group))
-            elif state == SPLITS and operator.splits:
-                found.append(TablePiece(index, 0, -1))
-            elif any(one.name == state for one in operator.lists):
-                is_copied = any(
-                    one.name == state and one.redistribution == _BROADCAST for one in operator.lists
-                )
-                found.append(TablePiece(index, 0, -1))
-                if is_copied:
-                    break
-        return found
+            return [TablePiece(0, 0, -1)]
+        held = [
+            TablePiece(place, 0, -1)
+            for place, (_, operator) in enumerate(self._held[uid])
+            if (state == SPLITS and operator.splits)
+            or any(one.name == state for one in operator.lists)
+        ]
+        is_copied = any(
+            one.name == state and one.redistribution == _BROADCAST
+            for _, operator in self._held[uid]
+            for one in operator.lists
+        )
+        return held[:1] if is_copied else held
 
     def piece_batches(
         self, uid: str, state: str, piece: TablePiece, key_groups: range
@@ -217,39 +226,37 @@ class StateTables:
     def _piece_batches(
         self, uid: str, state: str, piece: TablePiece, key_groups: range
     ) -> Iterator[pa.RecordBatch]:
-        if piece.subtask_index is None:
+        keyed = self._keyed.get((uid, state))
+        if keyed is not None:
+            view = self.view(keyed)
+            for namespace, batch in self.stored_rows(keyed, keyed.pieces[piece.place], key_groups):
+                yield view.shown(namespace, batch)
+            return
+        if state == DONE_SPLITS:
             yield from done_batches(self._done[uid], self._reader)
             return
-        operator = next(one for index, one in self._held[uid] if index == piece.subtask_index)
-        table = _table_index(operator.keyed, state)
-        if table is not None:
-            view = self._view(uid, operator.keyed.tables[table])
-            for namespace, rows in self.stored_rows(operator.keyed, table, view, key_groups):
-                yield view.shown(namespace, rows)
-        elif state == SPLITS:
-            yield splits_batch(operator, piece.subtask_index)
-        else:
-            for held in operator.lists:
-                if held.name == state:
-                    yield list_batch(held, piece.subtask_index, self._reader)
+        subtask_index, operator = self._held[uid][piece.place]
+        if state == SPLITS:
+            yield splits_batch(operator, subtask_index)
+            return
+        for held in operator.lists:
+            if held.name == state:
+                yield list_batch(held, subtask_index, self._reader)
 
     def stored_rows(
-        self,
-        keyed: checkpoint_pb2.KeyedStateSnapshot,
-        table: int,
-        view: StateView,
-        key_groups: range,
+        self, keyed: StoredKeyedState, piece: StatePieces, key_groups: range | None = None
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(namespace, rows as they are stored) of a table of a snapshot."""
-        if keyed.backend == _DATABASE:
-            raise StateError(
-                f"state {view.name!r} is in a database of RocksDB, which only its backend reads: take a savepoint with "
-                "--format canonical"
-            )
-        return keyed_rows(keyed, table, view.identity, self._reader, key_groups)
+        """(namespace, rows as they are in runs) that one subtask has of a state."""
+        with StateRows(self._reader) as rows:
+            for namespace, batches in rows.stored_of(keyed, piece, key_groups):
+                for batch in batches:
+                    yield namespace, batch
 
-    def _view(self, uid: str, table: checkpoint_pb2.StateTable) -> StateView:
-        return StateView(table, self._stored[uid].declared)
+    def view(self, keyed: StoredKeyedState) -> StateView:
+        """What a keyed state is as a table."""
+        declared = self._stored[keyed.uid].declared
+        stored = keyed.pieces[0].schema
+        return StateView(keyed.name, keyed.kind, stored, declared, keyed.ttl_ms)
 
     def _operators(self) -> Iterator[StoredOperator]:
         for vertex in self._point.manifest.vertices:
@@ -268,14 +275,11 @@ class StateTables:
     def _states(self, uid: str) -> Iterator[StateTableInfo]:
         seen: set[str] = set()
         has_splits = False
+        for (owner, name), keyed in self._keyed.items():
+            if owner == uid:
+                seen.add(name)
+                yield StateTableInfo(name, keyed.kind, self.view(keyed).schema)
         for _, operator in self._held.get(uid, []):
-            for table in operator.keyed.tables:
-                if not table.schema:
-                    continue
-                view = self._view(uid, table)
-                if view.name not in seen:
-                    seen.add(view.name)
-                    yield StateTableInfo(view.name, view.kind, view.schema)
             for held in operator.lists:
                 if held.name not in seen:
                     seen.add(held.name)
@@ -324,14 +328,6 @@ def open_state(path: str | PathLike[str]) -> StateTables:
 def _absolute(text: str) -> Path:
 
     return Path(text).expanduser().absolute()
-
-
-def _table_index(keyed: checkpoint_pb2.KeyedStateSnapshot, state: str) -> int | None:
-    names: Sequence[str] = [one.name for one in keyed.tables if one.schema]
-    for name in (state, f"key_space/{state}"):
-        if name in names:
-            return [one.name for one in keyed.tables].index(name)
-    return None
 
 
 def _checked_range(key_groups: range) -> range:

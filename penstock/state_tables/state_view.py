@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.pb import graph_pb2
 from penstock.state_tables.group_parts import SequencedPart
 from penstock.state_tables.table_parts import (
     TIME,
@@ -30,30 +30,28 @@ from penstock.state_tables.table_parts import (
 )
 from penstock.storage.codec import StateError
 from penstock.storage.key_types import Int64Array
+from penstock.storage.run_columns import CODEC, DELETED, ROW_KEYS
+from penstock.storage.run_columns import KEY_GROUP as STORED_KEY_GROUP
 
 KEY_GROUP: Final = "key_group"
-STORED_KEY_GROUP: Final = "__key_group"
-STORED_DELETED: Final = "__deleted"
-_OWN: Final = frozenset({STORED_KEY_GROUP, STORED_DELETED})
-_CODEC: Final = b"codec"
+_OWN: Final = frozenset({STORED_KEY_GROUP, DELETED})
 _STAMPED: Final = "stamped/1:"
 _USES: Final = b"uses"
-_ROW_KEYS: Final = b"row_keys"
-_TTL: Final = b"ttl_ms"
 _SLICES: Final = frozenset({"slices", "left_slices", "right_slices"})
 """Tables whose namespaces are the starts of slices of time."""
 _WHOLE: Final = "running"
 """A table of groups that has one namespace only."""
-KEY_SPACE: Final = "key_space/"
-"""Stands before the names of states per key where a database keeps them."""
 
 
 class StateView:
     """A state of an operator.
 
     Args:
-        table: as it is stored.
+        name: of the state.
+        kind: of the table.
+        stored_schema: of its rows in runs.
         declared: what is known of the operator.
+        ttl_ms: how long values live; 0 = for ever.
 
     Attributes:
         name: as the function declares it, or the operator calls it.
@@ -63,11 +61,19 @@ class StateView:
         key_count: columns of the key.
     """
 
-    def __init__(self, table: checkpoint_pb2.StateTable, declared: graph_pb2.Operator) -> None:
-        self.name = table.name.removeprefix(KEY_SPACE)
-        self.kind = table.kind
-        self.stored_schema = pa.ipc.read_schema(pa.py_buffer(table.schema))
+    def __init__(
+        self,
+        name: str,
+        kind: str,
+        stored_schema: pa.Schema,
+        declared: graph_pb2.Operator,
+        ttl_ms: int = 0,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.stored_schema = stored_schema
         self._declared = declared
+        self._ttl_ms = ttl_ms
         keys = [one for one in self.stored_schema if _is_key(one.name)]
         self.key_count = len(keys)
         self._window = self._slice_ms()
@@ -162,15 +168,7 @@ class StateView:
         if self.key_count:
             return [one for name, one in zip(names, stored, strict=True) if _is_key(name)]
         metadata = self.stored_schema.metadata or {}
-        return [stored[names.index(name)] for name in json.loads(metadata.get(_ROW_KEYS, b"[]"))]
-
-    @property
-    def identity(self) -> list[str]:
-        """Stored columns that no two rows of a namespace share; none = any rows may be equal."""
-        if self.kind == "rows":
-            return []
-        also = {"map": ["map_key"], "timers": ["time"], "sessions": ["start"]}.get(self.kind, [])
-        return [*(one.name for one in self.stored_schema if _is_key(one.name)), *also]
+        return [stored[names.index(name)] for name in json.loads(metadata.get(ROW_KEYS, b"[]"))]
 
     def _rest(self) -> Iterator[TablePart]:
         """What there is beside keys and namespaces."""
@@ -179,7 +177,7 @@ class StateView:
             name, metadata = field.name, field.metadata or {}
             if name in _OWN or _is_key(name):
                 continue
-            codec = metadata.get(_CODEC, b"").decode()
+            codec = metadata.get(CODEC, b"").decode()
             uses = json.loads(metadata.get(_USES, b"[]"))
             if codec and name == "map_key":
                 yield ValuePart(field, "map_key", codec)
@@ -202,7 +200,7 @@ class StateView:
                 yield PlainPart(field, name, may_be_null=True)
 
     def _values(self, field: pa.Field, codec: str) -> TablePart:
-        inner, ttl_ms = codec.removeprefix(_STAMPED), self._ttl_ms()
+        inner, ttl_ms = codec.removeprefix(_STAMPED), self._ttl_ms
         values = ValuePart(
             field,
             "value",
@@ -212,13 +210,6 @@ class StateView:
             may_be_null=self.kind != "value",
         )
         return ListPart(field, values) if self.kind == "list" else values
-
-    def _ttl_ms(self) -> int:
-        stored = (self.stored_schema.metadata or {}).get(_TTL)
-        if stored is not None:
-            return int(stored)
-        states = self._declared.process.states if self._declared.HasField("process") else ()
-        return next((one.ttl_ms for one in states if one.name == self.name), 0)
 
     def _means(self) -> frozenset[str]:
         uses = (

@@ -90,14 +90,20 @@ class StateRows:
         self, state: StoredKeyedState, piece: StatePieces, key_groups: range | None = None
     ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
         """What one subtask has of it: namespaces with their rows, which are read before the next one is asked for."""
+        for namespace, rows in self.stored_of(state, piece, key_groups):
+            yield namespace, shown_rows(state, rows, namespace)
+
+    def stored_of(
+        self, state: StoredKeyedState, piece: StatePieces, key_groups: range | None = None
+    ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+        """The same as rows of runs, none of them a tombstone: batches of ``piece.schema``."""
         theirs = piece.key_groups
         wanted = theirs if key_groups is None else _common(theirs, key_groups)
         if not wanted:
             return
         if piece.snapshot.backend != BACKEND:
             for namespace, segments in piece.by_namespace().items():
-                rows = self._merged(state, piece, segments, wanted)
-                yield namespace, shown_rows(state, rows, namespace)
+                yield namespace, self._merged(state, piece, segments, wanted)
             return
         partitions = piece.by_namespace()
         if not partitions:
@@ -108,11 +114,13 @@ class StateRows:
             download(piece.snapshot, self._reader, path, scope)
             with closing(ReadOnlyDatabase(path)) as database:
                 for namespace, segments in partitions.items():
-                    rows = chain.from_iterable(
-                        _of_partition(database, state, piece, one.offset, wanted)
-                        for one in segments
+                    yield (
+                        namespace,
+                        chain.from_iterable(
+                            _of_partition(database, state, piece, one.offset, wanted)
+                            for one in segments
+                        ),
                     )
-                    yield namespace, shown_rows(state, rows, namespace)
         finally:
             shutil.rmtree(path, ignore_errors=True)
 
