@@ -10,9 +10,16 @@ from __future__ import annotations
 
 
 class SteadyTime:
-    """Turns wall-clock into steady milliseconds and back."""
+    """Turns wall-clock into steady milliseconds and back.
+
+    Attributes:
+        now_ms: the steady time that was told last; 0 = none was.
+        wall_now_ms: the wall clock's then.
+    """
 
     def __init__(self) -> None:
+        self.now_ms = 0
+        self.wall_now_ms = 0
         self._offset_ms = 0
         self._latest_ms: int | None = None
 
@@ -20,7 +27,8 @@ class SteadyTime:
         """Takes the wall clock's time; returns the steady one."""
         if self._latest_ms is not None and wall_ms + self._offset_ms < self._latest_ms:
             self._offset_ms = self._latest_ms - wall_ms
-        self._latest_ms = wall_ms + self._offset_ms
+        self.now_ms = self._latest_ms = wall_ms + self._offset_ms
+        self.wall_now_ms = wall_ms
         return self._latest_ms
 
     def wall(self, steady_ms: int) -> int:

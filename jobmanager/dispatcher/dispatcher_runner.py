@@ -28,12 +28,12 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
 from jobmanager.job.job_causes import quarantine_cause
-from jobmanager.job.job_checkpoints_runner import JobCheckpointsRunner
 from jobmanager.job.job_description import JobDescription, describe
 from jobmanager.job.job_master_runner import JobMasterRunner, free_slots
 from jobmanager.job.job_operation import JobOperation
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_record import JobRecord
+from jobmanager.job.user_operations_runner import UserOperationsRunner
 from jobmanager.messages import job_events
 from jobmanager.messages.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
@@ -255,7 +255,7 @@ class DispatcherRunner:
             slot_wait=lambda: self._cluster.slot_wait(job_id),
             problem=lambda: runner.checkpoints.problem,
             repeated=runner.checkpoints.repeated,
-            operations=runner.checkpoints.operations,
+            operations=runner.checkpoints.asked.operations,
             has_discarded=lambda: runner.checkpoints.is_discarded,
             started_from=lambda: runner.checkpoints.started_from,
         )
@@ -404,7 +404,7 @@ class DispatcherRunner:
             JobRejected: it takes none, or has ended.
             StreamError: it could not be taken.
         """
-        return (await self._checkpoints(job_id).checkpoint(operation_id).result()).checkpoint_id
+        return (await self._asked(job_id).checkpoint(operation_id).result()).checkpoint_id
 
     async def savepoint(
         self,
@@ -420,7 +420,7 @@ class DispatcherRunner:
             JobRejected: it takes none, or has ended; or the directory is not for it.
             StreamError: it could not be taken.
         """
-        savepoint = self._checkpoints(job_id).savepoint
+        savepoint = self._asked(job_id).savepoint
         return await savepoint(operation_id, directory, format).result()
 
     async def stop_with_savepoint(
@@ -439,7 +439,7 @@ class DispatcherRunner:
             JobRejected: it takes none; or the directory is not for it.
             StreamError: it was not stopped, and runs on.
         """
-        stop = self._checkpoints(job_id).stop
+        stop = self._asked(job_id).stop
         return await stop(operation_id, directory, format, drain=drain).result()
 
     def operation(self, job_id: str, operation_id: str) -> JobOperation:
@@ -450,13 +450,13 @@ class DispatcherRunner:
         """
         return self.jobs.find(job_id).record.operations.find(operation_id)
 
-    def _checkpoints(self, job_id: str) -> JobCheckpointsRunner:
+    def _asked(self, job_id: str) -> UserOperationsRunner:
         job = self.jobs.find(job_id)
         if job.unreadable is not None:
             raise StreamError(f"no checkpoint was taken: {job.unreadable.problem}")
         if job.runner is None:
             raise JobRejected(f"job {job.record.job_id} has ended: {job.record.state.name}")
-        return job.runner.checkpoints
+        return job.runner.checkpoints.asked
 
     def now_ms(self) -> int:
         """The wall clock."""

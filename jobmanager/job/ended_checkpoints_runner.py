@@ -100,7 +100,7 @@ def _discard(job_id: str, store: CheckpointStoreRunner, jobs: JobStore) -> None:
     Raises:
         StreamError: something is left.
     """
-    store.discard(
+    store.deletions.discard(
         must_exist=jobs.has_checkpoints(job_id),
         is_emptied=jobs.is_emptied(job_id),
         emptied=partial(jobs.note_emptied, job_id),

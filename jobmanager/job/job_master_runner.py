@@ -147,29 +147,23 @@ class JobMasterRunner:
             options.taskmanagers,
             self._cluster,
             self._clock,
-            self.checkpoints.operations,
+            self.checkpoints.asked.operations,
             self.post,
         )
 
     def _make_checkpoints(
         self, leader_epoch: int, jobs: JobStore, results: ResultsStore, options: JobOptions
     ) -> JobCheckpointsRunner:
-        job = self._job
-        store = job.checkpoint_store()
+        store = self._job.checkpoint_store()
         return JobCheckpointsRunner(
-            job.job_id,
-            job.graph,
+            self._job,
             None if store is None else self._checkpoint_store(store, leader_epoch),
-            0 if job.settings.checkpoints is None else job.settings.checkpoints.timeout_ms,
-            jobs if job.outlives_jobmanager else None,
+            jobs,
             results,
             self._clock,
             self.post,
             self._in_order,
-            savepoint_directory=job.config.execution_checkpointing_savepoint_dir,
-            leaves_output=job.config.execution_state_recovery_in_doubt == "leave",
-            is_recovered=options.is_recovered,
-            operations=options.operations,
+            options,
         )
 
     def _checkpoint_store(self, store: ObjectStore, leader_epoch: int) -> CheckpointStoreRunner:

@@ -16,7 +16,8 @@ import structlog
 
 from common.clock import Clock
 from jobmanager.checkpoint import messages as c
-from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner, LastStates
+from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.checkpoint.manifest_composer import LastStates
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
 from jobmanager.job.job_operation import JobOperation
 from jobmanager.messages import job_effects, job_events

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.checkpoint.checkpoint_deletions_runner import CheckpointDeletionsRunner
 from jobmanager.job.job_master_runner import JobMasterRunner
 from jobmanager.messages import job_events
 from jobmanager.messages.job_state import JobState
@@ -44,7 +44,7 @@ def notices(seeds: range, job: str = "") -> bool:
 
 
 def test_a_discard_that_deletes_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CheckpointStoreRunner, "discard", no_answer)
+    monkeypatch.setattr(CheckpointDeletionsRunner, "discard", no_answer)
     assert notices(range(1), "keyed_process")
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from unittest import mock
 
 from jobmanager import assembly_runner as jobmanager_assembly
-from jobmanager.checkpoint import checkpoint_store_runner, store_calls_runner
+from jobmanager.checkpoint import claimed_head_store, store_calls_runner
 from jobmanager.checkpoint import messages as c
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.graph.execution_attempt import AttemptState
@@ -124,7 +124,7 @@ def _replace_the_machine(host: WatchedHost, replace: Any) -> None:
     replace(store_calls_runner, "threading", SimpleNamespace(Thread=SimulatedThread))
     replace(ended_checkpoints_runner, "open_store", lambda _: running_loop().owner.store)
     replace(ended_checkpoints_runner, "_CALL_TIMEOUT_MS", 10_000)
-    replace(checkpoint_store_runner, "_SWAP_PAUSE_S", 0.0)
+    replace(claimed_head_store, "_SWAP_PAUSE_S", 0.0)
     replace(__import__("os"), "fsync", lambda _: None)
     # Messages and paths name it, and their lengths decide how long they take.
     replace(__import__("os"), "getpid", lambda: 12_345)

@@ -52,7 +52,7 @@ def damage_job(master: Any) -> None:
 
 
 def damage_checkpoints(master: Any) -> None:
-    master.coordinator._storing = 77
+    master.coordinator._under_way.storing = 77
 
 
 def damage_graph(master: Any) -> None:

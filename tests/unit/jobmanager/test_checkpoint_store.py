@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from jobmanager.checkpoint import checkpoint_store_runner
+from jobmanager.checkpoint import claimed_head_store
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
-from jobmanager.checkpoint.checkpoint_store_runner import (
-    CheckpointStoreRunner,
-    fingerprint,
-)
+from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.checkpoint.completed_checkpoint import FileRange, SharedKey
+from jobmanager.checkpoint.graph_fingerprint import fingerprint
 from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.checkpoint.snapshot_convert import references_of, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
@@ -108,14 +106,14 @@ def swept(found: PreparedCheckpoints) -> PreparedCheckpoints:
 def test_a_stored_checkpoint_is_what_the_next_attempt_starts_from(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     first = runner(store)
-    empty = first.prepare()
+    empty = first.starts.prepare()
     assert (empty.newest, empty.retained, empty.next_checkpoint_id) == (None, (), 1)
     stored = first.store(wanted(1), DONE)
     assert isinstance(stored, c.CheckpointStored)
     dead, unknown = f"shared/{snapshot_file_name(1, 'v1', 0, 3, 'u')}", "shared/unknown"
     for path in ("shared/a", dead, "chk-1/l", unknown, "taskowned/t"):
         store.put(path, [b"0123456789"])
-    found = swept(first.prepare())
+    found = swept(first.starts.prepare())
     assert found.next_checkpoint_id == 2
     (kept,) = found.retained
     assert kept.references == references_of(snapshot("shared/a"))
@@ -148,7 +146,7 @@ def test_a_part_that_begins_again_sweeps_what_its_dead_attempts_have_uploaded(
 
     store = LocalStore(tmp_path)
     one = runner(store)
-    one.prepare()
+    one.starts.prepare()
     kept = upload(1, "v1", 0, 3)
     store.put("chk-1/l", [b"0"])
     stored = one.store(wanted(1, kept))
@@ -159,14 +157,14 @@ def test_a_part_that_begins_again_sweeps_what_its_dead_attempts_have_uploaded(
     store.put("shared/unknown", [b"x"])
     store.put(manifest_path(2, 1), [b"of a checkpoint that has failed"])
     of_running = f"shared/{snapshot_file_name(3, 'v1', 0, 5, 'u')}"
-    found = one.prepare(alone={SubtaskId("v1", 0)}, ended_id=2)
+    found = one.starts.prepare(alone={SubtaskId("v1", 0)}, ended_id=2)
     store.put(of_running, [b"of the checkpoint that came next"])
     swept(found)
     store.delete(of_running)
     left = {info.path for info in store.list("")}
     assert left == {"HEAD", stored.manifest_path, kept, "chk-1/l", "shared/unknown", *living}
     with pytest.raises(Unrecoverable):
-        one.prepare(unusable=(1,), alone={SubtaskId("v1", 0)})
+        one.starts.prepare(unusable=(1,), alone={SubtaskId("v1", 0)})
     assert {info.path for info in store.list("")} == left
 
 
@@ -180,7 +178,7 @@ def test_the_location_that_counts_is_written(tmp_path: Path) -> None:
 def test_retained_checkpoints_are_those_that_are_wanted(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     one = runner(store)
-    one.prepare()
+    one.starts.prepare()
     one.store(wanted(1))
     one.store(wanted(2, retained=(1,)))
     one.store(wanted(4, retained=(2,)))
@@ -192,13 +190,13 @@ def test_retained_checkpoints_are_those_that_are_wanted(tmp_path: Path) -> None:
 
 def test_a_store_without_room_for_head_is_hopeless() -> None:
     with pytest.raises(Unrecoverable, match="no room for checkpoints: HEAD"):
-        runner(MemoryStore(10)).prepare()
+        runner(MemoryStore(10)).starts.prepare()
 
 
 def test_unreadable_manifests_are_skipped_and_then_nothing_is_swept(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     one = runner(store)
-    one.prepare()
+    one.starts.prepare()
     files(store)
     older = one.store(wanted(1))
     newer = one.store(wanted(2, retained=(1,)))
@@ -206,64 +204,64 @@ def test_unreadable_manifests_are_skipped_and_then_nothing_is_swept(tmp_path: Pa
     assert isinstance(newer, c.CheckpointStored)
     store.delete(newer.manifest_path)
     store.put("shared/orphan", [b"x"])
-    found = runner(store, 2).prepare()
+    found = runner(store, 2).starts.prepare()
     assert found.newest is not None
     assert found.newest.checkpoint_id == 1
     assert found.sweep is None
     assert store.list("shared/orphan")
     # What tasks could not restore, and what refers to a truncated file, is skipped as well.
     with pytest.raises(Unrecoverable):
-        runner(store, 2).prepare(unusable=(1,))
+        runner(store, 2).starts.prepare(unusable=(1,))
     store.put("shared/a", [b"012345678"])
     with pytest.raises(Unrecoverable):
-        runner(store, 2).prepare()
+        runner(store, 2).starts.prepare()
     store.put(older.manifest_path, [b"junk"])
     with pytest.raises(Unrecoverable, match=older.manifest_path):
-        runner(store, 3).prepare()
+        runner(store, 3).starts.prepare()
     store.put(HEAD_PATH, [b"junk"])
     with pytest.raises(Unrecoverable, match="nothing has been deleted"):
-        runner(store, 4).prepare()
+        runner(store, 4).starts.prepare()
     assert store.list("shared/orphan")
 
 
 def test_a_directory_that_is_not_there_any_more_starts_nothing_anew(tmp_path: Path) -> None:
     elsewhere = LocalStore(tmp_path / "not-mounted")
     with pytest.raises(Unrecoverable, match=r"not in .*not-mounted.*mounted") as caught:
-        runner(elsewhere, epoch=2).prepare(must_exist=True)
+        runner(elsewhere, epoch=2).starts.prepare(must_exist=True)
     assert JOB in str(caught.value)
     assert elsewhere.list("") == []
-    assert runner(elsewhere, epoch=2).prepare().newest is None
+    assert runner(elsewhere, epoch=2).starts.prepare().newest is None
 
 
 def test_a_deposed_leader_sweeps_and_discards_nothing(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     deposed = runner(store, epoch=1)
-    late = deposed.prepare().sweep
+    late = deposed.starts.prepare().sweep
     assert late is not None
     successor = runner(store, epoch=2)
-    successor.prepare()
+    successor.starts.prepare()
     files(store)
     stored = successor.store(wanted(1))
     assert isinstance(stored, c.CheckpointStored)
     present = [found.path for found in store.list("")]
     with pytest.raises(Fenced):
-        deposed.prepare()
+        deposed.starts.prepare()
     with pytest.raises(Fenced):
         late(())
     with pytest.raises(Fenced):
-        deposed.discard()
+        deposed.deletions.discard()
     assert [found.path for found in store.list("")] == present
 
 
 def test_a_deposed_leader_adds_nothing(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     old = runner(store, 1)
-    old.prepare()
-    runner(store, 2).prepare()
+    old.starts.prepare()
+    runner(store, 2).starts.prepare()
     with pytest.raises(Fenced):
         old.store(wanted(1))
     with pytest.raises(Fenced):
-        runner(store, 1).prepare()
+        runner(store, 1).starts.prepare()
 
 
 class _Failing(MemoryStore):
@@ -331,21 +329,21 @@ def test_a_sweep_that_comes_late_takes_nothing_of_the_attempts_that_run_now() ->
     one = runner(store)
     dead = f"shared/{snapshot_file_name(1, 'v1', 0, 1, 'u')}"
     living = f"shared/{snapshot_file_name(2, 'v1', 0, 2, 'u')}"
-    one.prepare()
+    one.starts.prepare()
     store.put(dead, [b"0123456789"])
-    found = one.prepare(ended_id=1)
+    found = one.starts.prepare(ended_id=1)
     store.is_bad = True
     with ThreadPoolExecutor(1) as thread:
         late = thread.submit(swept, found)
         assert store.hangs.wait(DEADLINE_S)
-        one.prepare(ended_id=1)
+        one.starts.prepare(ended_id=1)
         files(store)
         store.put(living, [b"0123456789"])
         assert isinstance(one.store(wanted(2, living)), c.CheckpointStored)
         store.goes_on.set()
         late.result(DEADLINE_S)
     assert not store.list(dead)
-    newest = swept(runner(store, epoch=2).prepare()).newest
+    newest = swept(runner(store, epoch=2).starts.prepare()).newest
     assert newest is not None
     assert newest.checkpoint_id == 2
     assert store.list(living)
@@ -355,16 +353,16 @@ def test_a_start_lists_nothing() -> None:
     store = _LateListing()
     one = runner(store)
     files(store)
-    one.prepare()
+    one.starts.prepare()
     one.store(wanted(1))
     store.is_bad = True  # a listing would hang
-    found = one.prepare()
+    found = one.starts.prepare()
     assert found.newest is not None
     one = runner(store, epoch=2)
-    assert one.prepare().retained == found.retained
+    assert one.starts.prepare().retained == found.retained
     store.delete("shared/a")
     with pytest.raises(Unrecoverable, match="none of the checkpoints"):
-        one.prepare()
+        one.starts.prepare()
     assert not store.hangs.is_set()
 
 
@@ -372,13 +370,13 @@ def test_a_preparation_that_begins_when_it_was_given_up_on_sweeps_nothing() -> N
     """Its thread had no turn before the next start was prepared, and tasks have uploaded since."""
     store = MemoryStore(100_000)
     one = runner(store)
-    late = one.begin_preparation()
-    one.prepare(preparation=one.begin_preparation())
+    late = one.starts.begin_preparation()
+    one.starts.prepare(preparation=one.starts.begin_preparation())
     files(store)
     with pytest.raises(StoreTransient, match="another preparation"):
-        one.prepare(preparation=late)
+        one.starts.prepare(preparation=late)
     assert isinstance(one.store(wanted(1)), c.CheckpointStored)
-    assert [kept.checkpoint_id for kept in one.prepare().retained] == [1]
+    assert [kept.checkpoint_id for kept in one.starts.prepare().retained] == [1]
 
 
 def test_a_preparation_that_was_given_up_on_behind_its_listing_takes_nothing_from_the_next() -> (
@@ -387,20 +385,20 @@ def test_a_preparation_that_was_given_up_on_behind_its_listing_takes_nothing_fro
     """HEAD has been claimed again: it may delete nothing, and what the next one has claimed stays claimed."""
     store = _LateReading()
     one = runner(store)
-    one.prepare()
+    one.starts.prepare()
     files(store)
     one.store(wanted(1))
     store.is_bad = True
     with ThreadPoolExecutor(1) as thread:
-        late = thread.submit(one.prepare)
+        late = thread.submit(one.starts.prepare)
         assert store.hangs.wait(DEADLINE_S)
-        one.prepare()
+        one.starts.prepare()
         one.store(wanted(2, retained=(1,)))
         store.goes_on.set()
         with pytest.raises(StoreTransient):
             late.result(DEADLINE_S)
     assert isinstance(one.store(wanted(3, retained=(1, 2))), c.CheckpointStored)
-    assert [kept.checkpoint_id for kept in one.prepare().retained] == [1, 2, 3]
+    assert [kept.checkpoint_id for kept in one.starts.prepare().retained] == [1, 2, 3]
 
 
 class _LateSwap(MemoryStore):
@@ -427,9 +425,9 @@ def test_a_claim_that_was_given_up_on_does_not_say_what_became_of_a_later_checkp
     one = runner(store)
     store.is_bad = True
     with ThreadPoolExecutor(1) as thread:
-        late = thread.submit(one.prepare)
+        late = thread.submit(one.starts.prepare)
         assert store.hangs.wait(DEADLINE_S)
-        one.prepare()
+        one.starts.prepare()
         files(store)
         assert isinstance(one.store(wanted(1)), c.CheckpointStored)
         store.goes_on.set()
@@ -440,10 +438,10 @@ def test_a_claim_that_was_given_up_on_does_not_say_what_became_of_a_later_checkp
 
 
 def test_failures_of_the_store_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_store_runner, "_SWAP_PAUSE_S", 0)
+    monkeypatch.setattr(claimed_head_store, "_SWAP_PAUSE_S", 0)
     store = _Failing(100_000)
     one = runner(store)
-    one.prepare()
+    one.starts.prepare()
     files(store)
     store.broken = "put"
     failed = one.store(wanted(1))
@@ -456,7 +454,7 @@ def test_failures_of_the_store_change_nothing(monkeypatch: pytest.MonkeyPatch) -
     # It had happened.
     settled = one.settle(2)
     assert isinstance(settled, c.CheckpointStored)
-    found = one.prepare()
+    found = one.starts.prepare()
     assert [kept.checkpoint_id for kept in found.retained] == [2]
 
 
@@ -481,7 +479,7 @@ class _Hanging(MemoryStore):
 def test_a_swap_that_was_given_up_on_cannot_happen_once_it_is_settled(claims_first: bool) -> None:
     store = _Hanging()
     one = runner(store)
-    one.prepare()
+    one.starts.prepare()
     files(store)
     store.hangs = True
     outcomes: list[object] = []
@@ -504,7 +502,9 @@ def test_a_swap_that_was_given_up_on_cannot_happen_once_it_is_settled(claims_fir
     thread.join(10)
     assert isinstance(settled, c.CheckpointNotStored if claims_first else c.CheckpointStored)
     assert isinstance(outcomes[0], HeadOutcomeUnknown if claims_first else c.CheckpointStored)
-    assert [kept.checkpoint_id for kept in one.prepare().retained] == [1] * (not claims_first)
+    assert [kept.checkpoint_id for kept in one.starts.prepare().retained] == [1] * (
+        not claims_first
+    )
     # The claim holds: what comes next is stored, and nobody speaks of another JobManager.
     files(store)
     assert isinstance(one.store(wanted(2)), c.CheckpointStored)
@@ -514,14 +514,14 @@ def test_a_checkpoint_that_was_given_up_on_before_its_call_began_is_never_stored
     """It has been settled by then, its files are gone, and HEAD must not name them."""
     store = MemoryStore(100_000)
     one = runner(store)
-    one.prepare()
+    one.starts.prepare()
     files(store)
     one.give_up(1)
     assert isinstance(one.settle(1), c.CheckpointNotStored)
     store.delete("shared/a")
     with pytest.raises(HeadOutcomeUnknown, match="given up"):
         one.store(wanted(1))
-    assert not one.prepare().retained
+    assert not one.starts.prepare().retained
     files(store)
     assert isinstance(one.store(wanted(2)), c.CheckpointStored)
 
@@ -535,13 +535,13 @@ def test_head_that_is_not_there_or_cannot_be_read_is_said_to_be_so(
 ) -> None:
     store = LocalStore(tmp_path)
     one = runner(store)
-    one.prepare()
+    one.starts.prepare()
     files(store)
     if what == "missing":
         store.delete(HEAD_PATH)
     else:
         store.put(HEAD_PATH, [b"junk"])
-    for call in (lambda: one.store(wanted(1)), one.prepare):
+    for call in (lambda: one.store(wanted(1)), one.starts.prepare):
         with pytest.raises(Unrecoverable, match=told) as caught:
             call()
         assert "another JobManager" not in str(caught.value)
@@ -551,14 +551,14 @@ def test_head_that_is_not_there_or_cannot_be_read_is_said_to_be_so(
 def test_head_that_is_a_directory_is_said_to_be_one(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     one = runner(store)
-    one.prepare()
+    one.starts.prepare()
     files(store)
     (tmp_path / HEAD_PATH).unlink()
     (tmp_path / HEAD_PATH).mkdir()
     for call in (
         lambda: one.store(wanted(1)),
-        one.prepare,
-        lambda: runner(store, 2).prepare(must_exist=True),
+        one.starts.prepare,
+        lambda: runner(store, 2).starts.prepare(must_exist=True),
     ):
         with pytest.raises(Unrecoverable, match="HEAD is a directory"):
             call()
@@ -566,7 +566,7 @@ def test_head_that_is_a_directory_is_said_to_be_one(tmp_path: Path) -> None:
 
 def test_memory_is_limited() -> None:
     one = runner(MemoryStore(500))
-    one.prepare()
+    one.starts.prepare()
     failed = one.store(wanted(1, path="shared/" + "x" * 230))
     assert isinstance(failed, c.CheckpointNotStored)
     assert failed.is_too_large
@@ -576,11 +576,11 @@ def test_memory_is_limited() -> None:
 def test_deletions_tell_what_is_left_and_discarding_leaves_nothing(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / JOB)
     one = runner(store)
-    one.prepare()
+    one.starts.prepare()
     one.store(wanted(1))
     store.put("shared/a", [b"x"])
-    assert one.delete(("shared/a", "shared/gone")) == c.FilesDeleted((), 5_000)
-    one.discard()
+    assert one.deletions.delete(("shared/a", "shared/gone")) == c.FilesDeleted((), 5_000)
+    one.deletions.discard()
     assert not (tmp_path / JOB).exists()
 
 

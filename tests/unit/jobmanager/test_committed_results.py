@@ -260,13 +260,13 @@ def test_what_finished_sinks_had_sent_is_known_after_a_restart_of_the_jobmanager
         )
 
     first = runner(1)
-    first.prepare()
+    first.starts.prepare()
     assert isinstance(first.store(wanted(1, [0, 1], [])), c.CheckpointStored)
     sinks.committed([(None, snapshot(0, 3)), (None, snapshot(1, 3))])
     states = sinks.last_states([SubtaskId("v1", 0)])
     assert isinstance(first.store(wanted(2, [1], [0]), (), states), c.CheckpointStored)
     for epoch in (2, 3):
-        newest = runner(epoch).prepare().newest
+        newest = runner(epoch).starts.prepare().newest
         assert newest is not None
         tasks = restored_tasks(newest, graph)
         assert tasks[SubtaskId("v1", 0)].finished

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from typing_extensions import override
 
-from jobmanager.checkpoint import checkpoint_store_runner
+from jobmanager.checkpoint import claimed_head_store
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
@@ -100,7 +100,7 @@ def broken_store(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("hanging_calls", "written"):
         monkeypatch.setattr(Breakable, name, [])
     monkeypatch.setattr(Breakable, "go_on", threading.Event())
-    monkeypatch.setattr(checkpoint_store_runner, "_SWAP_PAUSE_S", 0.001)
+    monkeypatch.setattr(claimed_head_store, "_SWAP_PAUSE_S", 0.001)
     monkeypatch.setattr(
         JobDescription,
         "checkpoint_store",

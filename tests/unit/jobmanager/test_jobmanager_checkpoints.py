@@ -17,8 +17,8 @@ import pytest
 from common.clock import SystemClock
 from common.pb import internal_pb2, job_record_pb2
 from jobmanager.assembly_runner import serving
+from jobmanager.checkpoint.checkpoint_deletions_runner import CheckpointDeletionsRunner
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
-from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.dispatcher import known_jobs
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.metrics import build_registry
@@ -428,13 +428,13 @@ def test_a_jobmanager_killed_while_it_deletes_checkpoints_leaves_that_to_the_nex
     monkeypatch.setattr(DispatcherRunner, "_slots_end_s", 0.02)
     jobs, kept = JobRecords(tmp_path), dict[Path, bytes]()
 
-    def is_killed(_: CheckpointStoreRunner, **options: object) -> None:
+    def is_killed(_: CheckpointDeletionsRunner, **options: object) -> None:
         kept.update(jobs.copy())
         raise errors.StoreTransient("nothing was deleted")
 
     async def scenario() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(CheckpointStoreRunner, "discard", is_killed)
+            patch.setattr(CheckpointDeletionsRunner, "discard", is_killed)
             async with cluster_of(settings(tmp_path)) as cluster:
                 fake = Checkpointed(await cluster.add("tm1"))
                 await cluster.submit(make_graph())

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobmanager.checkpoint.checkpoint_store_runner import fingerprint
+from jobmanager.checkpoint.graph_fingerprint import fingerprint
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.job.restored_tasks import restored_tasks
 from penstock.errors import Unrecoverable

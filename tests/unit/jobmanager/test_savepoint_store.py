@@ -154,26 +154,26 @@ def test_a_stop_writes_its_savepoint_then_head_and_whoever_goes_on_from_it_only_
 ) -> None:
     store, target = LocalStore(tmp_path / "own"), LocalStore(tmp_path / "s")
     first = job_runner(store)
-    first.prepare()
+    first.starts.prepare()
     files(store)
     first.store(wanted(1), DONE)
     assert isinstance(first.store(stopping(tmp_path / "s", 2), DONE), c.CheckpointStored)
     saved = decode_manifest(target.get(MANIFEST_PATH))
     assert properties_of(saved.properties).is_savepoint
     assert {one.location.path for one in references(saved)} == {"state/a", "state/l"}
-    successor = job_runner(store, epoch=2).prepare()
+    successor = job_runner(store, epoch=2).starts.prepare()
     assert [kept.is_stop for kept in successor.retained] == [False, True]
 
 
 def test_a_stop_whose_savepoint_cannot_be_written_leaves_head_alone(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "own")
     first = job_runner(store)
-    first.prepare()
+    first.starts.prepare()
     files(store)
     first.store(wanted(1), DONE)
     (tmp_path / "file").write_text("no directory")
     told = first.store(stopping(tmp_path / "file", 2), DONE)
     assert isinstance(told, c.CheckpointNotStored)
     assert "file" in told.error
-    found = job_runner(store, epoch=2).prepare()
+    found = job_runner(store, epoch=2).starts.prepare()
     assert [(kept.checkpoint_id, kept.is_stop) for kept in found.retained] == [(1, False)]

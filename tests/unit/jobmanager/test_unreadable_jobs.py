@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from common.pb import job_record_pb2
-from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.checkpoint.checkpoint_deletions_runner import CheckpointDeletionsRunner
 from jobmanager.dispatcher import dispatcher_runner, ended_jobs_runner, recovery_runner
 from jobmanager.job import ended_checkpoints_runner
 from penstock.errors import StoreTransient
@@ -36,8 +36,8 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "LAST_PAUSE_S", 0.02)
     monkeypatch.setattr(ended_checkpoints_runner, "_FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr(ended_checkpoints_runner, "_LAST_PAUSE_S", 0.02)
-    monkeypatch.setattr("jobmanager.job.job_checkpoints_runner._FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr("jobmanager.job.job_checkpoints_runner._LAST_PAUSE_S", 0.02)
+    monkeypatch.setattr("jobmanager.job.job_calls_runner._FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr("jobmanager.job.job_calls_runner._LAST_PAUSE_S", 0.02)
 
 
 def records(tmp_path: Path) -> list[str]:
@@ -174,13 +174,13 @@ def test_checkpoints_of_an_ended_job_are_deleted_at_last(
 ) -> None:
     async def scenario() -> None:
         tries: list[str] = []
-        original = CheckpointStoreRunner.discard
+        original = CheckpointDeletionsRunner.discard
 
         def fails(self: Any, **options: Any) -> None:
             tries.append("")
             raise StoreTransient("the disk is read-only")
 
-        monkeypatch.setattr(CheckpointStoreRunner, "discard", fails)
+        monkeypatch.setattr(CheckpointDeletionsRunner, "discard", fails)
         async with cluster_of(settings(tmp_path)) as cluster:
             await run_until_checkpoint(cluster, make_graph())
             await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
@@ -191,7 +191,7 @@ def test_checkpoints_of_an_ended_job_are_deleted_at_last(
             await cluster.wait_for(JOB, "CANCELED")
             await until(lambda: len(tries) > 3)
             assert (tmp_path / "checkpoints" / JOB / "HEAD").exists()
-            monkeypatch.setattr(CheckpointStoreRunner, "discard", original)
+            monkeypatch.setattr(CheckpointDeletionsRunner, "discard", original)
             await JobRecords(tmp_path).until_clean()
             assert not (tmp_path / "checkpoints" / JOB).exists()
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from jobmanager.checkpoint.checkpoint_store_runner import fingerprint
+from jobmanager.checkpoint.graph_fingerprint import fingerprint
 from penstock.graph.added_aggregates import mark_added
 from penstock.graph.logical import reachable
 from penstock.graph.restore_check import Fate, check_restore

@@ -151,8 +151,8 @@ def test_no_successor_uses_an_id_that_its_predecessor_may_have_triggered(tmp_pat
         )
 
     def begin(store: CheckpointStoreRunner) -> Driver:
-        found = store.prepare()
-        assert found.next_checkpoint_id == store.prepare().next_checkpoint_id
+        found = store.starts.prepare()
+        assert found.next_checkpoint_id == store.starts.prepare().next_checkpoint_id
         driver = Driver(
             ONE_TASK,
             retained=found.retained,
@@ -197,4 +197,4 @@ def test_no_successor_uses_an_id_that_its_predecessor_may_have_triggered(tmp_pat
             assert properties_of(manifest.properties) == CheckpointProperties()
     deposed = leader(epoch - 1)
     with pytest.raises(Fenced):
-        deposed.prepare()
+        deposed.starts.prepare()

@@ -180,7 +180,7 @@ class World:
     def _prepared(self, alone: frozenset[SubtaskId] | None) -> Any:
         if self.coordinator is not None:
             self._step(c.TasksStopped(self.now_ms))
-        found = self.checkpoints.prepare(must_exist=self.leader_epoch > 1, alone=alone)
+        found = self.checkpoints.starts.prepare(must_exist=self.leader_epoch > 1, alone=alone)
         if self.coordinator is None:
             self.coordinator = CheckpointCoordinator(
                 self.settings,
@@ -320,7 +320,7 @@ class World:
         self.coordinator.check()
         for effect in effects:
             if isinstance(effect, c.DeleteFiles):
-                effects = effects + self._step(self.checkpoints.delete(effect.paths))
+                effects = effects + self._step(self.checkpoints.deletions.delete(effect.paths))
         return effects
 
     # ------------------------------------------------------------ looking

@@ -1,0 +1,110 @@
+"""The manifest of a checkpoint or savepoint, put together from what its tasks have acknowledged.
+
+Invariants: one snapshot per subtask, in the order of vertices and indexes; what another copy of a shared file
+counts for names that copy; of a savepoint no positions in exchanges, which whoever starts from it numbers anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.graph_fingerprint import exchanges, fingerprint
+from jobmanager.checkpoint.snapshot_convert import (
+    finished_snapshot,
+    with_replaced,
+    without_positions,
+)
+from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
+from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.manifest import properties_message
+
+DoneNames = Iterable[tuple[AttemptKey, str, tuple[str, ...]]]
+LastStates = Mapping[SubtaskId, Iterable[checkpoint_pb2.OperatorSnapshot]]
+
+
+class ManifestComposer:
+    """Puts the manifests of one job together.
+
+    Args:
+        job_id: the job.
+        graph: its graph.
+        leader_epoch: in whose name.
+        version: of Penstock.
+    """
+
+    def __init__(
+        self, job_id: str, graph: graph_pb2.JobGraph, leader_epoch: int, version: str
+    ) -> None:
+        self._job_id = job_id
+        self._job_name = graph.name
+        self._fingerprint = fingerprint(graph)
+        self._exchanges = exchanges(graph)
+        self._leader_epoch = leader_epoch
+        self._version = version
+
+    def compose(
+        self,
+        wanted: c.StoreCheckpoint,
+        done_splits: DoneNames,
+        last_states: LastStates,
+        now_ms: int,
+    ) -> checkpoint_pb2.CheckpointManifest:
+        """The manifest of a checkpoint or savepoint.
+
+        Args:
+            wanted: by the coordinator; its snapshots are ``SubtaskSnapshot`` messages.
+            done_splits: what finished source subtasks have read.
+            last_states: of the collect sinks of finished subtasks.
+            now_ms: when it is complete.
+        """
+        replaced = dict(wanted.replaced)
+        done: dict[AttemptKey, list[tuple[str, tuple[str, ...]]]] = {}
+        for key, uid, ids in done_splits:
+            done.setdefault(key, []).append((uid, ids))
+        subtasks = []
+        held: dict[AttemptKey, Sequence[checkpoint_pb2.OperatorSnapshot]] = {}
+        for key, last in wanted.last:
+            assert isinstance(last, checkpoint_pb2.SubtaskSnapshot), "what was reported"
+            held[key] = last.operators
+        for _, snapshot in wanted.snapshots:
+            assert isinstance(snapshot, checkpoint_pb2.SubtaskSnapshot), "what was acknowledged"
+            subtasks.append(with_replaced(snapshot, replaced))
+        subtasks += (
+            finished_snapshot(
+                key.vertex,
+                key.subtask_index,
+                done.get(key, ()),
+                [*last_states.get(key.subtask, ()), *held.get(key, ())],
+            )
+            for key in wanted.finished
+        )
+        subtasks.sort(key=lambda snapshot: (snapshot.vertex, snapshot.subtask_index))
+        if wanted.properties.is_savepoint:
+            subtasks = [without_positions(snapshot) for snapshot in subtasks]
+        return checkpoint_pb2.CheckpointManifest(
+            job_id=self._job_id,
+            job_name=self._job_name,
+            checkpoint_id=wanted.checkpoint_id,
+            leader_epoch=self._leader_epoch,
+            triggered_at_ms=wanted.triggered_at_ms,
+            completed_at_ms=now_ms,
+            vertices=self._fingerprint,
+            subtasks=subtasks,
+            penstock_version=self._version,
+            properties=properties_message(wanted.properties),
+            edges=self._exchanges,
+        )
+
+
+def as_savepoint(
+    manifest: checkpoint_pb2.CheckpointManifest,
+) -> checkpoint_pb2.CheckpointManifest:
+    """The savepoint that holds what this checkpoint does."""
+    saved = checkpoint_pb2.CheckpointManifest()
+    saved.CopyFrom(manifest)
+    saved.properties.kind = checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT
+    subtasks = [without_positions(snapshot) for snapshot in saved.subtasks]
+    del saved.subtasks[:]
+    saved.subtasks.extend(subtasks)
+    return saved

@@ -1,0 +1,62 @@
+"""What is told of the checkpoints of one job: a line in the log and numbers for each that ends."""
+
+from __future__ import annotations
+
+import structlog
+
+from jobmanager.checkpoint import messages as c
+from jobmanager.job.checkpoint_gauges import CheckpointGauges
+
+
+class CheckpointReportsRunner:
+    """Tells of them.
+
+    Args:
+        job_id: the job.
+        gauges: their numbers.
+
+    Attributes:
+        completed_id: of the newest checkpoint that has completed since this was made.
+        ended_id: of the newest that has completed or been aborted since.
+    """
+
+    def __init__(self, job_id: str, gauges: CheckpointGauges) -> None:
+        self._gauges = gauges
+        self.completed_id = 0
+        self.ended_id = 0
+        self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+
+    def note_unsettled(self, effect: c.SettleCheckpoint) -> None:
+        """Nobody knows yet whether one is stored."""
+        self._log.warning(
+            "checkpoint.unsettled", checkpoint_id=effect.checkpoint_id, reason=effect.reason
+        )
+
+    def note_aborted(self, effect: c.ReportAborted) -> None:
+        """One was aborted."""
+        self._gauges.note_aborted(effect)
+        self.ended_id = max(self.ended_id, effect.checkpoint_id)
+        note = self._log.warning if effect.reason.counts else self._log.info
+        note(
+            "checkpoint.aborted",
+            checkpoint_id=effect.checkpoint_id,
+            reason=effect.reason.value,
+            detail=effect.detail,
+            failed_in_a_row=effect.failed_in_a_row,
+            at_risk_ms=effect.at_risk_ms,
+        )
+
+    def note_completed(self, effect: c.ReportCompleted) -> None:
+        """One is complete."""
+        self._gauges.note_completed(effect)
+        self.completed_id = effect.checkpoint.checkpoint_id
+        self.ended_id = max(self.ended_id, self.completed_id)
+        self._log.info(
+            "checkpoint.completed",
+            checkpoint_id=effect.checkpoint.checkpoint_id,
+            duration_ms=effect.duration_ms,
+            size_bytes=effect.checkpoint.state_bytes,
+            uploaded_bytes=effect.summary.uploaded_bytes,
+            alignment_ms=effect.summary.alignment_ms,
+            sync_ms=effect.summary.sync_ms,
+        )

@@ -1,0 +1,151 @@
+"""What users ask of the checkpoints of one job: one now, a savepoint, a stop with one."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from uuid import uuid4
+
+from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
+from jobmanager.job.checkpoint_requests_runner import CheckpointRequestsRunner, TasksNotRunningError
+from jobmanager.job.job_calls_runner import JobCallsRunner
+from jobmanager.job.job_operation import JobOperation, OperationKind
+from jobmanager.job.operations_runner import OperationsRunner
+from jobmanager.job.savepoints_runner import SavepointsRunner
+from penstock.errors import JobRejected
+from penstock.storage.checkpoint_properties import PLAIN, BehindBarrier, SavepointFormat
+from penstock.storage.open_store import substore
+from penstock.storage.savepoint import savepoint_name
+
+
+class UserOperationsRunner:
+    """Begins them, and goes on with those that another JobManager had begun.
+
+    Args:
+        job_id: the job.
+        operations: keeps them.
+        requests: to the coordinator.
+        savepoints: takes them; None = the job takes no checkpoints.
+        calls: to the store.
+        savepoint_directory: in which savepoints are made where nobody names another; "" = there is none.
+        is_recovered: the job was another JobManager's.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        operations: OperationsRunner,
+        requests: CheckpointRequestsRunner,
+        savepoints: SavepointsRunner | None,
+        calls: JobCallsRunner,
+        *,
+        savepoint_directory: str,
+        is_recovered: bool,
+    ) -> None:
+        self._job_id = job_id
+        self.operations = operations
+        self._requests = requests
+        self._savepoints = savepoints
+        self._calls = calls
+        self._savepoint_directory = savepoint_directory
+        self._has_gone_on = not is_recovered
+
+    def checkpoint(self, operation_id: str = "") -> JobOperation:
+        """Begins to take a checkpoint now; its end says what came of it.
+
+        Args:
+            operation_id: chosen by who asks; "" = nobody asks again.
+
+        Raises:
+            JobRejected: the id is not one.
+        """
+        self._requests.check_open()
+        wanted = JobOperation(operation_id or uuid4().hex, OperationKind.CHECKPOINT)
+        return self.operations.begin(wanted, self._take_checkpoint)
+
+    def savepoint(self, operation_id: str, directory: str, format: SavepointFormat) -> JobOperation:
+        """Begins to take a savepoint; its end says what came of it.
+
+        Args:
+            operation_id: chosen by who asks.
+            directory: gets a directory for it; "" = as configured.
+            format: of its keyed state.
+
+        Raises:
+            JobRejected: the job takes none, the id is not one, or there is no directory.
+        """
+        savepoints, path = self._place_of_savepoint(operation_id, directory)
+        wanted = JobOperation(operation_id, OperationKind.SAVEPOINT, path, format.name)
+        return self.operations.begin(wanted, lambda operation: savepoints.take(operation, format))
+
+    def stop(
+        self, operation_id: str, directory: str, format: SavepointFormat, *, drain: bool
+    ) -> JobOperation:
+        """Begins to stop the job with a savepoint; its end says what came of it.
+
+        Args:
+            operation_id: chosen by who asks.
+            directory: as of ``savepoint``.
+            format: as of ``savepoint``.
+            drain: event time ends first, so that windows fire.
+
+        Raises:
+            JobRejected: as ``savepoint``.
+        """
+        savepoints, path = self._place_of_savepoint(operation_id, directory)
+        behind = BehindBarrier.DRAIN if drain else BehindBarrier.HOLD
+        wanted = JobOperation(operation_id, OperationKind.STOP, path, behind.name)
+        return self.operations.begin(
+            wanted, lambda operation: savepoints.stop(operation, behind, format)
+        )
+
+    def _place_of_savepoint(
+        self, operation_id: str, directory: str
+    ) -> tuple[SavepointsRunner, str]:
+        self._requests.check_open()
+        savepoints = self._savepoints
+        if savepoints is None:
+            raise JobRejected(
+                f"no savepoint of job {self._job_id} was taken: it takes no checkpoints: set "
+                "execution.checkpointing.interval, and execution.checkpointing.dir"
+            )
+        directory = directory or self._savepoint_directory
+        if not directory:
+            raise JobRejected(
+                f"no savepoint of job {self._job_id} was taken: name a directory for it, or set "
+                "execution.checkpointing.savepoint-dir"
+            )
+        return savepoints, substore(directory, savepoint_name(self._job_id, operation_id))
+
+    async def _take_checkpoint(self, operation: JobOperation) -> None:
+        operation.checkpoint_id = await self._requests.request(operation.operation_id, PLAIN)
+
+    def resume(self, found: PreparedCheckpoints) -> None:
+        """What another JobManager had begun is brought to its end."""
+        savepoints = self._savepoints
+        if self._has_gone_on or savepoints is None:
+            return
+        self._has_gone_on = True
+        newest = found.retained[-1] if found.retained else None
+        stopped_id = newest.checkpoint_id if newest is not None and newest.is_stop else 0
+        for operation in self.operations.under_way():
+            work = partial(self._resumed, savepoints, stopped_id)
+            self.operations.go_on(operation, work)
+
+    async def _resumed(
+        self, savepoints: SavepointsRunner, stopped_id: int, operation: JobOperation
+    ) -> None:
+        for attempt in count():
+            try:
+                match operation.kind:
+                    case OperationKind.CHECKPOINT:
+                        await self._take_checkpoint(operation)
+                    case OperationKind.SAVEPOINT:
+                        await savepoints.take(operation, SavepointFormat[operation.wanted])
+                    case OperationKind.STOP:
+                        await savepoints.settle_stop(operation, stopped_id)
+            except TasksNotRunningError:
+                if not await self._calls.pause_after(attempt):
+                    raise
+            else:
+                return
