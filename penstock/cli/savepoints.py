@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import click
@@ -19,6 +20,9 @@ from penstock.cli.describe import size_of, time_of
 from penstock.client.job import TERMINAL_STATES, JobHandle
 from penstock.client.job_operations import FORMATS, operation_of, whole_directory
 from penstock.errors import JobNotFound, JobRejected
+
+if TYPE_CHECKING:
+    from penstock.storage.stored_state import KeptState
 
 _format_option = click.option(
     "--format",
@@ -216,9 +220,21 @@ def dispose(path: str, force: bool, jobmanager: str | None, as_json: bool) -> No
 @click.argument("uid", required=False)
 @click.argument("state_name", metavar="[STATE]", required=False)
 @click.option("--limit", type=int, default=20, show_default=True, help="Rows of STATE to print.")
+@click.option(
+    "--no-count",
+    is_flag=True,
+    help="Leave out how many rows states have: large ones are read to count them.",
+)
 @_json_option
 @reports_errors
-def state(path: str, uid: str | None, state_name: str | None, limit: int, as_json: bool) -> None:
+def state(
+    path: str,
+    uid: str | None,
+    state_name: str | None,
+    limit: int,
+    no_count: bool,
+    as_json: bool,
+) -> None:
     """Show what a savepoint or a checkpoint holds.
 
     PATH is a savepoint, a job's directory of checkpoints (its newest one is meant), or one chk-<n> in it. Without
@@ -231,8 +247,8 @@ def state(path: str, uid: str | None, state_name: str | None, limit: int, as_jso
     from penstock.storage.stored_state import stored_rows, stored_states
 
     point = open_restore_point(whole_directory(path))
+    reader = StoreSnapshotReader(point.store)
     if uid is not None and state_name is not None:
-        reader = StoreSnapshotReader(point.store)
         rows = list(islice(stored_rows(point.manifest, reader, uid, state_name), max(0, limit)))
         rows = [{name: _shown(value) for name, value in row.items()} for row in rows]
         if as_json:
@@ -244,7 +260,8 @@ def state(path: str, uid: str | None, state_name: str | None, limit: int, as_jso
             [[row.get(name, "") for name in names] for row in rows],
         )
         return
-    states = [one for one in stored_states(point.manifest) if uid in (None, one.uid)]
+    counted = None if no_count else reader
+    states = [one for one in stored_states(point.manifest, counted) if uid in (None, one.uid)]
     if uid is not None and not states:
         raise JobRejected(f"{point.uri} holds no state of an operator {uid!r}")
     if as_json:
@@ -259,6 +276,10 @@ def state(path: str, uid: str | None, state_name: str | None, limit: int, as_jso
             }
         )
         return
+    _print_states(states)
+
+
+def _print_states(states: list[KeptState]) -> None:
     print_table(
         ["UID", "OPERATOR", "STATE", "KIND", "BACKEND", "ROWS", "SUBTASKS", "COLUMNS"],
         [

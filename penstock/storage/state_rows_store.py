@@ -15,7 +15,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from types import TracebackType
@@ -37,8 +37,20 @@ from penstock.storage.run_merge import identity_of, latest, merged_at_once
 from penstock.storage.run_reader import SegmentPlace, parts_of, segment_batches
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """The database of a snapshot, with what it has of some key-groups."""
+
+    snapshot: checkpoint_pb2.KeyedStateSnapshot
+    key_groups: range
+    path: Path
+    database: ReadOnlyDatabase
+
+
 class StateRows:
     """Reads rows of keyed states; used on one thread, as a context that removes what was downloaded.
+
+    Of one snapshot after the other a database is downloaded once: ask for all states of one before the next.
 
     Args:
         reader: of the files that the manifest names.
@@ -50,6 +62,7 @@ class StateRows:
         self._directory = directory
         self._scratch: Path | None = None
         self._numbers = count()
+        self._opened: _Opened | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -64,6 +77,7 @@ class StateRows:
 
     def close(self) -> None:
         """Removes what was downloaded."""
+        self._close_database()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
@@ -108,21 +122,38 @@ class StateRows:
         partitions = piece.by_namespace()
         if not partitions:
             return
-        path = self._new_directory()
-        scope = None if wanted == theirs else Scope(wanted, state.max_parallelism, NUMPY_KEY_LOOPS)
-        try:
-            download(piece.snapshot, self._reader, path, scope)
-            with closing(ReadOnlyDatabase(path)) as database:
-                for namespace, segments in partitions.items():
-                    yield (
-                        namespace,
-                        chain.from_iterable(
-                            _of_partition(database, state, piece, one.offset, wanted)
-                            for one in segments
-                        ),
-                    )
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
+        database = self._database(state, piece, wanted)
+        for namespace, segments in partitions.items():
+            yield (
+                namespace,
+                chain.from_iterable(
+                    _of_partition(database, state, piece, one.offset, wanted) for one in segments
+                ),
+            )
+
+    def _database(
+        self, state: StoredKeyedState, piece: StatePieces, wanted: range
+    ) -> ReadOnlyDatabase:
+        """The database of a snapshot; the one before is closed and removed."""
+        opened = self._opened
+        if opened and opened.snapshot is piece.snapshot and opened.key_groups == wanted:
+            return opened.database
+        self._close_database()
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="penstock-state-", dir=self._directory))
+        path = self._scratch / str(next(self._numbers))
+        scope = Scope(wanted, state.max_parallelism, NUMPY_KEY_LOOPS)
+        is_whole = wanted == piece.key_groups
+        download(piece.snapshot, self._reader, path, None if is_whole else scope)
+        database = ReadOnlyDatabase(path)
+        self._opened = _Opened(piece.snapshot, wanted, path, database)
+        return database
+
+    def _close_database(self) -> None:
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            opened.database.close()
+            shutil.rmtree(opened.path, ignore_errors=True)
 
     def _merged(
         self,
@@ -140,11 +171,6 @@ class StateRows:
                 for batch in segment_batches(self._reader, place, key_groups)
             )
             yield from latest(list(read), identity) if identity else read
-
-    def _new_directory(self) -> Path:
-        if self._scratch is None:
-            self._scratch = Path(tempfile.mkdtemp(prefix="penstock-state-", dir=self._directory))
-        return self._scratch / str(next(self._numbers))
 
 
 def _of_partition(

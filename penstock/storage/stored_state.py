@@ -1,19 +1,31 @@
-"""What a checkpoint or savepoint holds, operator by operator and state by state.
+"""What a checkpoint or savepoint holds, operator by operator and state by state, as people look at it.
 
-The states are read off its manifest; rows of keyed state are in the files of the in-memory backend, and of those only.
+Which states there are is read off its manifest; rows of keyed state are read out of the files (``state_rows_store``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
 from penstock.errors import JobRejected
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
-from penstock.storage.run_reader import SegmentPlace, parts_of, segment_batches
+from penstock.storage.codec import StateCodec
+from penstock.storage.entries.file_names import BACKEND
+from penstock.storage.keyed_state import (
+    NAMESPACE,
+    StatePieces,
+    StoredKeyedState,
+    keyed_states,
+    plain_values,
+)
+from penstock.storage.run_columns import KEY_GROUP
+from penstock.storage.state_rows_store import StateRows
 
 _DONE_SPLITS = "done splits"
 _DIGEST_BYTES = 16
@@ -30,7 +42,7 @@ class KeptState:
         kind: "value", "group", "timers", "list", ...; "splits" of a source, of which it keeps a digest where they
             were read to their end.
         backend: that wrote it: "hashmap", "rocksdb"; "" = it is not keyed.
-        rows: those that later ones replace included; None = only the backend can count them.
+        rows: None = not counted.
         columns: name -> type.
         subtasks: that hold some of it; none = it is the job's.
     """
@@ -50,40 +62,88 @@ class KeptState:
             self.subtasks.append(subtask_index)
 
 
-def stored_states(manifest: checkpoint_pb2.CheckpointManifest) -> list[KeptState]:
-    """All states that it holds, by operator and name."""
+def stored_states(
+    manifest: checkpoint_pb2.CheckpointManifest, reader: SnapshotReader | None
+) -> list[KeptState]:
+    """All states that it holds, by operator and name.
+
+    Args:
+        reader: rows of keyed state are counted, for which they are read; None = they are not.
+
+    Raises:
+        StoreNotFound, StoreCorrupt, StoreTransient: a file cannot be read.
+    """
     names = {
         operator.uid: operator.name for vertex in manifest.vertices for operator in vertex.operators
     }
     found: dict[tuple[str, str, str], KeptState] = {}
     for subtask in manifest.subtasks:
         for operator in subtask.operators:
-            for state, rows in _states_of(operator, names.get(operator.operator_uid, "")):
+            for state, rows in _states_without_keys(operator, names.get(operator.operator_uid, "")):
                 known = found.setdefault((state.uid, state.name, state.kind), state)
                 known._add(subtask.subtask_index, rows)
+    for keyed, piece, count in _keyed_rows_of(manifest, reader):
+        kept = KeptState(keyed.uid, keyed.operator, keyed.name, keyed.kind, keyed.backend)
+        kept.columns = _columns(keyed)
+        known = found.setdefault((keyed.uid, keyed.name, keyed.kind), kept)
+        known._add(piece.subtask_index, count)
     for done in manifest.done_splits:
         uid, size = done.operator_uid, len(done.loose) + sum(one.size_bytes for one in done.chunks)
         columns = {"digest": "string"}
-        state = KeptState(uid, names.get(uid, ""), _DONE_SPLITS, "splits", columns=columns)
-        state.rows = size // _DIGEST_BYTES
-        found[uid, state.name, state.kind] = state
+        kept = KeptState(uid, names.get(uid, ""), _DONE_SPLITS, "splits", columns=columns)
+        kept.rows = size // _DIGEST_BYTES
+        found[uid, kept.name, kept.kind] = kept
     return sorted(found.values(), key=lambda one: (one.uid, one.name, one.kind))
 
 
-def _states_of(
+def _columns(state: StoredKeyedState) -> dict[str, str]:
+    """What rows show: values as the type that they are declared with, or how they are encoded where they have none."""
+    hidden = {KEY_GROUP} if _has_namespaces(state) else {KEY_GROUP, NAMESPACE.name}
+    found = {_shown_name(one.name): str(one.type) for one in state.schema if one.name not in hidden}
+    if state.map_key_codec is not None:
+        found["map_key"] = _type_name(state.map_key_codec)
+    if state.codec is not None:
+        value = _type_name(state.codec)
+        found |= {"items": f"list<item: {value}>"} if state.kind == "list" else {"value": value}
+    return found
+
+
+def _type_name(codec: StateCodec) -> str:
+    return codec.name if codec.value_type is None else str(codec.value_type)
+
+
+def _has_namespaces(state: StoredKeyedState) -> bool:
+    return any(set(piece.by_namespace()) - {0} for piece in state.pieces)
+
+
+def _keyed_rows_of(
+    manifest: checkpoint_pb2.CheckpointManifest, reader: SnapshotReader | None
+) -> Iterator[tuple[StoredKeyedState, StatePieces, int | None]]:
+    """How many rows of a state each subtask has."""
+    found = [(state, piece) for state in keyed_states(manifest) for piece in state.pieces]
+    found.sort(key=lambda one: (one[0].uid, one[1].subtask_index))  # snapshot by snapshot
+    with ExitStack() as stack:
+        read = None if reader is None else stack.enter_context(StateRows(reader))
+        for state, piece in found:
+            rows = _told_rows(piece)
+            if rows is None and read is not None:
+                parts = read.batches_of(state, piece)
+                rows = sum(batch.num_rows for _, batches in parts for batch in batches)
+            yield state, piece, rows
+
+
+def _told_rows(piece: StatePieces) -> int | None:
+    """What the manifest says where it is sure: a chain of one segment holds no row twice, and no tombstone."""
+    chains = piece.by_namespace().values()
+    if any(len(chain) > 1 for chain in chains) or (chains and piece.snapshot.backend == BACKEND):
+        return None
+    return sum(segment.row_count for chain in chains for segment in chain)
+
+
+def _states_without_keys(
     operator: checkpoint_pb2.OperatorSnapshot, name: str
-) -> Iterator[tuple[KeptState, int | None]]:
-    uid, keyed = operator.operator_uid, operator.keyed
-    rows: list[int | None] = [0] * len(keyed.tables)
-    for segment in keyed.segments:
-        so_far = rows[segment.table]
-        is_counted = bool(segment.file) and so_far is not None
-        rows[segment.table] = (
-            so_far + segment.row_count if is_counted and so_far is not None else None
-        )
-    for table, count in zip(keyed.tables, rows, strict=True):
-        columns = _columns(table.schema)
-        yield KeptState(uid, name, table.name, table.kind, keyed.backend, 0, columns), count
+) -> Iterator[tuple[KeptState, int]]:
+    uid = operator.operator_uid
     for held in operator.lists:
         items = held.item_count or len(held.items)
         kind = checkpoint_pb2.Redistribution.Name(held.redistribution)
@@ -95,61 +155,65 @@ def _states_of(
         yield KeptState(uid, name, "splits", "splits", columns=columns), len(operator.splits)
 
 
-def _columns(schema: bytes) -> dict[str, str]:
-    if not schema:
-        return {}
-    return {one.name: str(one.type) for one in pa.ipc.read_schema(pa.py_buffer(schema))}
-
-
 def stored_rows(
     manifest: checkpoint_pb2.CheckpointManifest, reader: SnapshotReader, uid: str, name: str
 ) -> Iterator[dict[str, object]]:
-    """The rows of one state, subtask by subtask; of rows of one key the last one, and none that was removed.
+    """The rows of one state, subtask by subtask.
 
     Raises:
-        JobRejected: it holds no such state, or the state is in a database.
+        JobRejected: it holds no such state.
         StoreNotFound, StoreCorrupt, StoreTransient: a file cannot be read.
     """
-    is_there = False
+    keyed = [one for one in keyed_states(manifest) if (one.uid, one.name) == (uid, name)]
+    others = list(_without_keys(manifest, reader, uid, name))
+    if not keyed and not others:
+        raise JobRejected(
+            f"there is no state {name!r} of operator {uid!r}: `penstock state PATH` lists what there is"
+        )
+    for rows in others:
+        yield from rows
+    for state in keyed:
+        with StateRows(reader) as read:
+            for piece in state.pieces:
+                yield from _keyed_rows(state, piece, read)
+
+
+def _without_keys(
+    manifest: checkpoint_pb2.CheckpointManifest, reader: SnapshotReader, uid: str, name: str
+) -> Iterator[Iterator[dict[str, object]]]:
+    """The rows of each state of that name that is not kept by key."""
     for done in manifest.done_splits:
         if (done.operator_uid, _DONE_SPLITS) == (uid, name):
-            is_there = True
-            for content in (*map(reader.read, done.chunks), done.loose):
-                for offset in range(0, len(content), _DIGEST_BYTES):
-                    yield {"digest": content[offset : offset + _DIGEST_BYTES].hex()}
+            yield _digests(done, reader)
     for subtask in manifest.subtasks:
         for operator in subtask.operators:
             if operator.operator_uid != uid:
                 continue
-            place = {"subtask": subtask.subtask_index}
+            place: dict[str, object] = {"subtask": subtask.subtask_index}
             for held in operator.lists:
                 if held.name == name:
-                    is_there = True
-                    yield from ({**place, "item": item} for item in _items(held, reader))
-            if name == "splits":
-                is_there = is_there or bool(operator.splits)
-                yield from ({**place, **_split_fields(split)} for split in operator.splits)
-            tables = [index for index, one in enumerate(operator.keyed.tables) if one.name == name]
-            if tables and operator.keyed.backend == "rocksdb":
-                raise JobRejected(
-                    f"state {name!r} of operator {uid!r} is in a database of RocksDB, which only its "
-                    "backend reads: take a savepoint with --format canonical"
-                )
-            for index in tables:
-                is_there = True
-                rows = _keyed_rows(operator.keyed, index, reader)
-                yield from ({**place, **row} for row in rows)
-    if not is_there:
-        raise JobRejected(
-            f"there is no state {name!r} of operator {uid!r}: `penstock state PATH` lists what there is"
-        )
+                    yield _item_rows(place, held, reader)
+            if name == "splits" and operator.splits:
+                yield ({**place, **_split_fields(split)} for split in operator.splits)
 
 
-def _items(held: checkpoint_pb2.OperatorStateSnapshot, reader: SnapshotReader) -> list[bytes]:
-    if not held.HasField("handle"):
-        return list(held.items)
-    items = checkpoint_pb2.OperatorStateItems.FromString(reader.read(held.handle)).items
-    return list(items)[held.first_item : held.first_item + (held.item_count or len(items))]
+def _digests(
+    done: checkpoint_pb2.DoneSplits, reader: SnapshotReader
+) -> Iterator[dict[str, object]]:
+    for content in (*map(reader.read, done.chunks), done.loose):
+        for offset in range(0, len(content), _DIGEST_BYTES):
+            yield {"digest": content[offset : offset + _DIGEST_BYTES].hex()}
+
+
+def _item_rows(
+    place: dict[str, object], held: checkpoint_pb2.OperatorStateSnapshot, reader: SnapshotReader
+) -> Iterator[dict[str, object]]:
+    items = list(held.items)
+    if held.HasField("handle"):
+        stored = checkpoint_pb2.OperatorStateItems.FromString(reader.read(held.handle)).items
+        items = list(stored)[held.first_item : held.first_item + (held.item_count or len(stored))]
+    for item in items:
+        yield {**place, "item": item}
 
 
 def _split_fields(split: checkpoint_pb2.SplitSnapshot) -> dict[str, object]:
@@ -158,44 +222,37 @@ def _split_fields(split: checkpoint_pb2.SplitSnapshot) -> dict[str, object]:
 
 
 def _keyed_rows(
-    keyed: checkpoint_pb2.KeyedStateSnapshot, table: int, reader: SnapshotReader
+    state: StoredKeyedState, piece: StatePieces, read: StateRows
 ) -> Iterator[dict[str, object]]:
-    kind = keyed.tables[table].kind
-    files = {file.name: file.handle for file in keyed.files}
-    by_namespace: dict[int, dict[object, dict[str, object]]] = {}
-    for segment in keyed.segments:
-        if segment.table != table:
-            continue
-        place = SegmentPlace(
-            files[segment.file],
-            segment.offset,
-            segment.size_bytes,
-            parts_of(segment),
-            f"state {keyed.tables[table].name!r}, file {segment.file}",
-        )
-        key_groups = range(keyed.first_key_group, keyed.last_key_group + 1)
-        latest = by_namespace.setdefault(segment.namespace, {})
-        for batch in segment_batches(reader, place, key_groups):
-            identity = [name for name in batch.schema.names if _is_identity(name, kind)]
-            for row in batch.to_pylist():
-                key = tuple(str(row[name]) for name in identity) if identity else len(latest)
-                group = row.pop("__key_group")
-                is_foreign = not keyed.first_key_group <= group <= keyed.last_key_group
-                if row.pop("__deleted", False) or is_foreign:
-                    latest.pop(key, None)
-                else:
-                    latest[key] = row
-    for namespace, rows in sorted(by_namespace.items()):
-        for row in rows.values():
-            yield {"namespace": namespace, **row} if len(by_namespace) > 1 or namespace else row
+    hidden = {KEY_GROUP} if _has_namespaces(state) else {KEY_GROUP, NAMESPACE.name}
+    for _, batches in read.batches_of(state, piece):
+        for batch in batches:
+            columns = {
+                _shown_name(name): _shown_values(state, name, column)
+                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                if name not in hidden
+            }
+            for values in zip(*columns.values(), strict=True):
+                yield {"subtask": piece.subtask_index, **dict(zip(columns, values, strict=True))}
 
 
-def _is_identity(name: str, kind: str) -> bool:
-    if kind == "rows":
-        return False
-    is_key = name.startswith("key_") and name.removeprefix("key_").isdigit()
-    return is_key or (kind, name) in _ALSO_IDENTITY
+def _shown_name(name: str) -> str:
+    """Columns that are no part of the state go by their names without the underscores."""
+    return name.removeprefix("__")
 
 
-_ALSO_IDENTITY = {("map", "map_key"), ("timers", "time"), ("sessions", "start")}
-"""Beside the key: (kind of table, column)."""
+def _shown_values(state: StoredKeyedState, name: str, column: pa.Array) -> Iterable[object]:
+    """Values as the function sees them."""
+    if name == "map_key" and state.map_key_codec is not None:
+        return _objects(plain_values(state.map_key_codec, column))
+    if state.codec is None or name not in ("value", "items"):
+        return _objects(column)
+    if state.kind != "list":
+        return _objects(plain_values(state.codec, column))
+    lengths = pa.compute.list_value_length(column).to_pylist()
+    items = iter(_objects(plain_values(state.codec, column.flatten())))
+    return [[next(items) for _ in range(length)] for length in lengths]
+
+
+def _objects(values: pa.Array | list[Any]) -> list[object]:
+    return values if isinstance(values, list) else list(values.to_pylist())

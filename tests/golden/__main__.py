@@ -11,8 +11,8 @@ from pathlib import Path
 import penstock as ps
 from penstock.client.client import Client
 from penstock.local.local_cluster import LocalCluster
+from penstock.storage.entries.file_names import FORMAT_VERSION as ROCKSDB_VERSION
 from penstock.storage.run_columns import RUN_VERSION
-from taskmanager.state.rocksdb.restore_store import FORMAT_VERSION as ROCKSDB_VERSION
 from tests.support.golden_job import build
 from tests.support.jobs import DEADLINE_S, await_details, cancel
 

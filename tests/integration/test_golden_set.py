@@ -18,8 +18,8 @@ import pytest
 from penstock.client.client import Client
 from penstock.local.local_cluster import LocalCluster
 from penstock.pb import client_pb2
+from penstock.storage.entries.file_names import FORMAT_VERSION as ROCKSDB_VERSION
 from penstock.storage.run_columns import RUN_VERSION
-from taskmanager.state.rocksdb.restore_store import FORMAT_VERSION as ROCKSDB_VERSION
 from tests.integration.conftest import NewEnvironment
 from tests.integration.test_nexmark_rescaled import kill_slots
 from tests.support.golden_job import build, result

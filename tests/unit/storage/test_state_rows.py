@@ -29,7 +29,7 @@ from tests.support.backend_history import (
 from tests.support.backend_job import BACKENDS, MAX_PARALLELISM
 from tests.support.checkpoint_story import CheckpointStory
 
-STORIES = int(os.environ.get("PENSTOCK_HISTORIES") or 4)
+STORIES = int(os.environ.get("PENSTOCK_HISTORIES") or 3)
 EVERY = range(MAX_PARALLELISM)
 
 

@@ -1,0 +1,46 @@
+"""Aim: ``penstock state`` shows every kind of state of either backend, native and canonical, of savepoints and checkpoints.
+
+Method: the golden set, which has all of them, as every version has written it; the oracle is what the source had read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from penstock.cli.main import main
+from tests.support.golden_state import ARCHIVES, check_all_states, told, unpacked
+
+
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda one: f"{one.parent.name}/{one.name}")
+def test_each_row_of_every_state_is_shown_once(tmp_path: Path, archive: Path) -> None:
+    path = unpacked(archive, tmp_path)
+    check_all_states(str(path))
+    if "checkpoint" in archive.name:
+        check_all_states(told(str(path))["path"])  # one chk-<n> of it
+
+
+def test_what_is_large_need_not_be_counted(tmp_path: Path) -> None:
+    archive = next(one for one in ARCHIVES if one.name == "rocksdb-native.tar.gz")
+    path = str(unpacked(archive, tmp_path))
+    states = {(one["uid"], one["name"]): one for one in told(path, "--no-count")["states"]}
+    assert states["states", "counts"]["rows"] is None
+    assert states["states", "counts"]["columns"] == {"key_0": "int64", "value": "int64"}
+    assert states["states", "pairs"]["columns"]["value"] == "struct<low: int64, high: int64>"
+    assert states["numbers", "splits"]["rows"] == 2
+    assert len(told(path, "states", "texts", "--limit", "3")["rows"]) == 3
+
+
+def test_a_damaged_file_is_said(tmp_path: Path) -> None:
+    archive = next(one for one in ARCHIVES if one.name == "rocksdb-native.tar.gz")
+    path = unpacked(archive, tmp_path)
+    for file in (path / "state").iterdir():
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    result = CliRunner().invoke(main, ["state", str(path)])
+    assert result.exit_code == 1, result.output
+    assert "checksum" in result.output
+    assert "Traceback" not in result.output
