@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from penstock.pb import client_pb2 as _client_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -84,6 +85,7 @@ class StoredJob(_message.Message):
     OPERATIONS_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     TASKMANAGERS_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     leader_epoch: _builtins.int
     """Whose word counts: the leader that has written this last."""
@@ -111,6 +113,10 @@ class StoredJob(_message.Message):
     def taskmanagers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Which have been running its attempts, and where they are called."""
 
+    @_builtins.property
+    def history(self) -> Global___StoredHistory:
+        """What has become of it so far. Nobody waits for it, but for that of its end."""
+
     def __init__(
         self,
         *,
@@ -128,14 +134,204 @@ class StoredJob(_message.Message):
         operations: _builtins.bytes = ...,
         end: Global___StoredEnd | None = ...,
         taskmanagers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        history: Global___StoredHistory | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "history", b"history"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_end", b"attempts_end", "end", b"end", "graph_digest", b"graph_digest", "has_checkpoints", b"has_checkpoints", "has_committed", b"has_committed", "is_cancelled", b"is_cancelled", "is_emptied", b"is_emptied", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "operations", b"operations", "repeated_output", b"repeated_output", "revision", b"revision", "submitted_at_ms", b"submitted_at_ms", "taskmanagers", b"taskmanagers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_end", b"attempts_end", "end", b"end", "graph_digest", b"graph_digest", "has_checkpoints", b"has_checkpoints", "has_committed", b"has_committed", "history", b"history", "is_cancelled", b"is_cancelled", "is_emptied", b"is_emptied", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "operations", b"operations", "repeated_output", b"repeated_output", "revision", b"revision", "submitted_at_ms", b"submitted_at_ms", "taskmanagers", b"taskmanagers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StoredJob: _TypeAlias = StoredJob  # noqa: Y015
+
+@_typing.final
+class StoredHistory(_message.Message):
+    """For people, and for the restart strategy of the next JobManager; bounded (jobmanager/job/kept_history.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESTARTS_FIELD_NUMBER: _builtins.int
+    EXCEPTIONS_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_NUMBERS_FIELD_NUMBER: _builtins.int
+    RIVALS_STARTED_FIELD_NUMBER: _builtins.int
+    RIVALS_WON_FIELD_NUMBER: _builtins.int
+    RUNNING_AT_MS_FIELD_NUMBER: _builtins.int
+    rivals_started: _builtins.int
+    """Attempts beside slow ones, and those of them that took their place."""
+    rivals_won: _builtins.int
+    running_at_ms: _builtins.int
+    """When all of it ran for the first time; 0 = it has not."""
+    @_builtins.property
+    def restarts(self) -> Global___StoredRestarts: ...
+    @_builtins.property
+    def exceptions(self) -> _containers.RepeatedCompositeFieldContainer[_client_pb2.ExceptionEntry]:
+        """The newest first."""
+
+    @_builtins.property
+    def checkpoints(self) -> _client_pb2.ListCheckpointsResponse:
+        """Those that have ended, the newest first; counts of all there were, and what was gone on from last."""
+
+    @_builtins.property
+    def checkpoint_numbers(self) -> Global___StoredCheckpointNumbers: ...
+    def __init__(
+        self,
+        *,
+        restarts: Global___StoredRestarts | None = ...,
+        exceptions: _abc.Iterable[_client_pb2.ExceptionEntry] | None = ...,
+        checkpoints: _client_pb2.ListCheckpointsResponse | None = ...,
+        checkpoint_numbers: Global___StoredCheckpointNumbers | None = ...,
+        rivals_started: _builtins.int = ...,
+        rivals_won: _builtins.int = ...,
+        running_at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint_numbers", b"checkpoint_numbers", "checkpoints", b"checkpoints", "restarts", b"restarts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_numbers", b"checkpoint_numbers", "checkpoints", b"checkpoints", "exceptions", b"exceptions", "restarts", b"restarts", "rivals_started", b"rivals_started", "rivals_won", b"rivals_won", "running_at_ms", b"running_at_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredHistory: _TypeAlias = StoredHistory  # noqa: Y015
+
+@_typing.final
+class StoredRestarts(_message.Message):
+    """Times are those of the wall clock."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ByRegionEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class FailuresOfTaskEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    COUNTED_FIELD_NUMBER: _builtins.int
+    UNCOUNTED_FIELD_NUMBER: _builtins.int
+    BY_REGION_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    DELAY_ENDS_AT_MS_FIELD_NUMBER: _builtins.int
+    RESTARTING_FIELD_NUMBER: _builtins.int
+    BACKOFF_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    BACKOFF_MS_FIELD_NUMBER: _builtins.int
+    BACKOFF_ENDS_AT_MS_FIELD_NUMBER: _builtins.int
+    RESTARTED_AT_MS_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    FAILURES_OF_TASK_FIELD_NUMBER: _builtins.int
+    counted: _builtins.int
+    """By the strategy, and those that it was not asked for."""
+    uncounted: _builtins.int
+    delay_ms: _builtins.int
+    """Of the last delay; 0 = there was none."""
+    delay_ends_at_ms: _builtins.int
+    backoff_attempts: _builtins.int
+    """What the backoff has used."""
+    backoff_ms: _builtins.float
+    backoff_ends_at_ms: _builtins.int
+    failures: _builtins.int
+    """Counted against limits; by subtask, "v1/0", where there is one for each."""
+    @_builtins.property
+    def by_region(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Named after the first subtask of each; those with the most."""
+
+    @_builtins.property
+    def restarting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Subtasks whose restart is counted and that do not run again yet: "v1/0..3"."""
+
+    @_builtins.property
+    def restarted_at_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def failures_of_task(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        counted: _builtins.int = ...,
+        uncounted: _builtins.int = ...,
+        by_region: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        delay_ms: _builtins.int = ...,
+        delay_ends_at_ms: _builtins.int = ...,
+        restarting: _abc.Iterable[_builtins.str] | None = ...,
+        backoff_attempts: _builtins.int = ...,
+        backoff_ms: _builtins.float = ...,
+        backoff_ends_at_ms: _builtins.int = ...,
+        restarted_at_ms: _abc.Iterable[_builtins.int] | None = ...,
+        failures: _builtins.int = ...,
+        failures_of_task: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backoff_attempts", b"backoff_attempts", "backoff_ends_at_ms", b"backoff_ends_at_ms", "backoff_ms", b"backoff_ms", "by_region", b"by_region", "counted", b"counted", "delay_ends_at_ms", b"delay_ends_at_ms", "delay_ms", b"delay_ms", "failures", b"failures", "failures_of_task", b"failures_of_task", "restarted_at_ms", b"restarted_at_ms", "restarting", b"restarting", "uncounted", b"uncounted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredRestarts: _TypeAlias = StoredRestarts  # noqa: Y015
+
+@_typing.final
+class StoredCheckpointNumbers(_message.Message):
+    """Of the last completed checkpoint, for metrics."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPLETED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    LAST_DURATION_MS_FIELD_NUMBER: _builtins.int
+    SAFE_SINCE_MS_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    completed: _builtins.int
+    failed: _builtins.int
+    last_duration_ms: _builtins.int
+    safe_since_ms: _builtins.int
+    @_builtins.property
+    def last(self) -> _client_pb2.CheckpointDetails: ...
+    def __init__(
+        self,
+        *,
+        completed: _builtins.int = ...,
+        failed: _builtins.int = ...,
+        last_duration_ms: _builtins.int = ...,
+        safe_since_ms: _builtins.int = ...,
+        last: _client_pb2.CheckpointDetails | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last", b"last"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "failed", b"failed", "last", b"last", "last_duration_ms", b"last_duration_ms", "safe_since_ms", b"safe_since_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredCheckpointNumbers: _TypeAlias = StoredCheckpointNumbers  # noqa: Y015
 
 @_typing.final
 class StoredEnd(_message.Message):
@@ -145,6 +341,7 @@ class StoredEnd(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     ENDED_AT_MS_FIELD_NUMBER: _builtins.int
     IS_CLEAN_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
     state: _builtins.str
     """Name of the state that it has ended in."""
     reason: _builtins.str
@@ -152,6 +349,10 @@ class StoredEnd(_message.Message):
     ended_at_ms: _builtins.int
     is_clean: _builtins.bool
     """Nothing is left of it that is still to be deleted."""
+    @_builtins.property
+    def details(self) -> _client_pb2.JobDetails:
+        """As clients saw it at its end, without its summary."""
+
     def __init__(
         self,
         *,
@@ -159,10 +360,11 @@ class StoredEnd(_message.Message):
         reason: _builtins.str = ...,
         ended_at_ms: _builtins.int = ...,
         is_clean: _builtins.bool = ...,
+        details: _client_pb2.JobDetails | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["details", b"details"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_at_ms", b"ended_at_ms", "is_clean", b"is_clean", "reason", b"reason", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["details", b"details", "ended_at_ms", b"ended_at_ms", "is_clean", b"is_clean", "reason", b"reason", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

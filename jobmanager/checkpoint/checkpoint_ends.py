@@ -17,7 +17,7 @@ from jobmanager.checkpoint.coordinator_outbox import CoordinatorOutbox
 from jobmanager.checkpoint.failure_policy import FailurePolicy
 from jobmanager.checkpoint.participating_tasks import ParticipatingTasks
 from jobmanager.checkpoint.pending import CheckpointPhase, PendingCheckpoint
-from jobmanager.checkpoint.statistics import CheckpointStatistics
+from jobmanager.checkpoint.statistics import CheckpointStatistics, KeptCheckpoints
 from jobmanager.checkpoint.steady_time import SteadyTime
 from penstock.storage.checkpoint_properties import BehindBarrier
 
@@ -27,6 +27,7 @@ class CheckpointEnds:
 
     Args:
         tolerable_failed: so many in a row may fail; -1 = any number.
+        kept: what an earlier JobManager tells of them.
         completed: what can be restored from.
         files: of all of them.
         ids: of the job's checkpoints.
@@ -45,6 +46,7 @@ class CheckpointEnds:
     def __init__(
         self,
         tolerable_failed: int,
+        kept: KeptCheckpoints,
         completed: CompletedCheckpoints,
         files: CheckpointFiles,
         ids: CheckpointIds,
@@ -54,8 +56,8 @@ class CheckpointEnds:
         outbox: CoordinatorOutbox,
         time: SteadyTime,
     ) -> None:
-        self.failures = FailurePolicy(tolerable_failed)
-        self.statistics = CheckpointStatistics(completed.kept)
+        self.failures = FailurePolicy(tolerable_failed, kept.failed_total)
+        self.statistics = CheckpointStatistics(completed.kept, kept)
         self.safe_since_ms = 0
         self._completed = completed
         self._files = files

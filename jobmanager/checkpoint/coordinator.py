@@ -58,7 +58,7 @@ from jobmanager.checkpoint.participating_tasks import ParticipatingTasks, named
 from jobmanager.checkpoint.pending import Ack, CheckpointPhase, PendingCheckpoint
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.checkpoint.shared_state_registry import SharedFileMismatch
-from jobmanager.checkpoint.statistics import CheckpointRecord
+from jobmanager.checkpoint.statistics import NOTHING_KEPT, CheckpointRecord, KeptCheckpoints
 from jobmanager.checkpoint.steady_time import SteadyTime
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.errors import InvariantViolation, require_invariant
@@ -95,6 +95,7 @@ class CheckpointCoordinator:
         retained: tuple[CompletedCheckpoint, ...],
         next_checkpoint_id: int,
         leader_epoch: int = 0,
+        kept: KeptCheckpoints = NOTHING_KEPT,
     ) -> None:
         self.dropped_events = 0
         """Acks, declines and answers that came too late, twice, or from nobody who was asked."""
@@ -122,6 +123,7 @@ class CheckpointCoordinator:
         )
         self._ends = CheckpointEnds(
             settings.tolerable_failed,
+            kept,
             self._completed,
             self._files,
             self._ids,
@@ -143,11 +145,7 @@ class CheckpointCoordinator:
         )
         for checkpoint in self._completed.kept:
             self._files.register(checkpoint)
-        latest = self._completed.latest
-        if latest is not None and latest.checkpoint_id >= next_checkpoint_id:
-            raise InvariantViolation(
-                f"checkpoint {latest.checkpoint_id} exists, but the next id is {next_checkpoint_id}"
-            )
+            require_invariant(checkpoint.checkpoint_id < next_checkpoint_id, "the next id is new")
 
     # ------------------------------------------------------------ what it says
 
@@ -186,12 +184,12 @@ class CheckpointCoordinator:
 
     @property
     def completed_total(self) -> int:
-        """Checkpoints that have completed since this was made."""
+        """Checkpoints that have completed."""
         return self._ends.statistics.completed_total
 
     @property
     def failed_total(self) -> int:
-        """Checkpoints that have failed since this was made; void ones do not count."""
+        """Checkpoints that have failed; void ones do not count."""
         return self._ends.failures.failed_total
 
     @property

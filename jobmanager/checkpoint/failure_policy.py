@@ -40,12 +40,13 @@ class FailurePolicy:
 
     Args:
         tolerable_failed: how many are accepted; -1 = any number.
+        failed_total: how many there were before.
     """
 
-    def __init__(self, tolerable_failed: int) -> None:
+    def __init__(self, tolerable_failed: int, failed_total: int = 0) -> None:
         self._tolerable = tolerable_failed
         self.failed_in_a_row = 0
-        self.failed_total = 0
+        self.failed_total = failed_total
 
     def aborted(self, reason: AbortReason) -> FailureVerdict:
         """A checkpoint was aborted.

@@ -52,16 +52,39 @@ class CheckpointRecord:
     retained: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class KeptCheckpoints:
+    """What an earlier JobManager tells of a job's checkpoints.
+
+    Attributes:
+        records: those that have ended.
+        completed_total: all that have completed.
+        failed_total: all that have failed.
+    """
+
+    records: tuple[CheckpointRecord, ...] = ()
+    completed_total: int = 0
+    failed_total: int = 0
+
+
+NOTHING_KEPT: Final = KeptCheckpoints()
+
+
 class CheckpointStatistics:
     """History of checkpoints.
 
     Args:
         found: completed checkpoints of earlier runs, oldest first.
+        kept: what is known of these and of others.
     """
 
-    def __init__(self, found: Collection[CompletedCheckpoint] = ()) -> None:
+    def __init__(
+        self,
+        found: Collection[CompletedCheckpoint] = (),
+        kept: KeptCheckpoints = NOTHING_KEPT,
+    ) -> None:
         self._records: dict[int, CheckpointRecord] = {}
-        self.completed_total = 0
+        self.completed_total = kept.completed_total
         for checkpoint in found:
             self._records[checkpoint.checkpoint_id] = CheckpointRecord(
                 checkpoint_id=checkpoint.checkpoint_id,
@@ -71,6 +94,11 @@ class CheckpointStatistics:
                 summary=SnapshotSummary(state_bytes=checkpoint.state_bytes),
                 manifest_path=checkpoint.manifest_path,
             )
+        for record in kept.records:
+            found_one = self._records.get(record.checkpoint_id)
+            # HEAD says what is complete.
+            if found_one is None or record.status is CheckpointStatus.COMPLETED:
+                self._records[record.checkpoint_id] = record
         self._trim()
 
     def records(self, retained_ids: Collection[int]) -> tuple[CheckpointRecord, ...]:

@@ -27,12 +27,14 @@ from jobmanager.dispatcher.submission_checks_runner import SubmissionChecksRunne
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
+from jobmanager.job.freed_slots_runner import free_slots
 from jobmanager.job.job_causes import quarantine_cause
 from jobmanager.job.job_description import JobDescription, describe
-from jobmanager.job.job_master_runner import JobMasterRunner, free_slots
+from jobmanager.job.job_master_runner import JobMasterRunner
 from jobmanager.job.job_operation import JobOperation
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_record import JobRecord
+from jobmanager.job.kept_history import decode_history
 from jobmanager.job.user_operations_runner import UserOperationsRunner
 from jobmanager.messages import job_events
 from jobmanager.messages.job_state import JobState
@@ -222,6 +224,7 @@ class DispatcherRunner:
             stored is not None,
             record.operations,
             record.taskmanagers,
+            decode_history(record.history, job.checkpoint_directory),
             has_committed=record.has_committed,
             leader_epoch=self._store.leader_epoch,
             jitter=self._jitter,
@@ -258,7 +261,10 @@ class DispatcherRunner:
             operations=runner.checkpoints.asked.operations,
             has_discarded=lambda: runner.checkpoints.is_discarded,
             started_from=lambda: runner.checkpoints.started_from,
+            history=runner.history.encoded,
         )
+        record.running_at_ms = options.history.running_at_ms
+        runner.history.running_at_ms = lambda: record.running_at_ms
         self.jobs[job_id] = KnownJob(record, runner)
         self._results.open(job_id, record.collect_limits, job.settings.checkpoints is not None)
         self._idle.clear()

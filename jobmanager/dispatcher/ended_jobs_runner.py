@@ -92,14 +92,17 @@ class EndedJobsRunner:
 
     async def _note_end(self, record: JobRecord, state: JobState) -> None:
         failure = record.failure
+        record.ended_at_ms = self._clock.now_ms()
         end = job_record_pb2.StoredEnd(
             state=state.name,
             reason=failure.message if state is JobState.FAILED and failure is not None else "",
-            ended_at_ms=self._clock.now_ms(),
+            ended_at_ms=record.ended_at_ms,
+            details=record.details_at_end(),
         )
+        history = record.history()
 
         def note() -> None:
-            self._store.note_end(record.job_id, end, record.operations.kept())
+            self._store.note_end(record.job_id, end, record.operations.kept(), history)
 
         await self._at_last("note the end", record, "job.end_not_stored", note)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import over_cluster
+from jobmanager.job.exception_views import shown_cause
 from jobmanager.job.job_causes import ENDED_COMMITTING, ENDED_WITH_JOBMANAGER
 from jobmanager.job.job_description import JobDescription, claimed_directory, describe, goes_on
 from jobmanager.job.job_settings import JobSettings, job_settings
@@ -19,6 +20,7 @@ from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.stored_job import StoredJob
 from penstock.config import Configuration
 from penstock.errors import StreamError
+from penstock.pb import client_pb2
 from penstock.storage.head import HeadStore
 from penstock.storage.open_store import open_store, substore
 
@@ -115,8 +117,16 @@ def restorable_from(directory: str, job_id: str) -> str:
     return head.started_from.path if head.started_from is not None else ""
 
 
-def cause_of_end(end: JobEndedError, now_ms: int) -> FailureCause | None:
-    """Why such a job has failed; None where it was cancelled."""
+def cause_of_end(
+    end: JobEndedError, details: client_pb2.JobDetails, now_ms: int
+) -> FailureCause | None:
+    """Why such a job has failed; None where it was cancelled.
+
+    Args:
+        details: as its JobManager showed it at its end; empty where it had not ended.
+    """
     if end.state is not JobState.FAILED:
         return None
+    if details.HasField("failure"):
+        return shown_cause(details.failure)
     return FailureCause("Unrecoverable", str(end), timestamp_ms=now_ms)

@@ -119,8 +119,9 @@ class RecoveryRunner:
             None,
             stored.record.submitted_at_ms,
             operations=operations,
+            stored=stored.record,
         )
-        record.end_cause = cause_of_end(end, now_ms)
+        record.end_cause = cause_of_end(end, stored.record.end.details, now_ms)
         record.enter(end.state, stored.record.end.ended_at_ms or now_ms)
         self._jobs[stored.job_id] = KnownJob(record, None, is_clean=stored.is_clean)
         self._start(self._clean_up(stored, end, record))

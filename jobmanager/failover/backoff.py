@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from jobmanager.failover.restart_counts import BackoffCounts
 from jobmanager.failover.restart_settings import (
     NO_LIMIT,
     ExponentialDelay,
@@ -38,23 +39,31 @@ class Backoff(Protocol):
     def used_up(self) -> str:
         """What was used up when ``failed`` last returned None, in words; "" = nothing ever was there."""
 
+    def counts(self) -> BackoffCounts:
+        """What has been used."""
 
-def backoff_of(strategy: Strategy, jitter: Callable[[], float]) -> Backoff:
-    """A backoff of which nothing has been used.
+
+def backoff_of(
+    strategy: Strategy,
+    jitter: Callable[[], float],
+    counts: BackoffCounts = BackoffCounts(),  # noqa: B008 - it is frozen
+) -> Backoff:
+    """A backoff.
 
     Args:
         strategy: kind and numbers.
         jitter: uniform in -1..1.
+        counts: what has been used of it.
     """
     match strategy:
         case NoRestart():
             return NoBackoff()
         case FixedDelay():
-            return FixedBackoff(strategy)
+            return FixedBackoff(strategy, counts)
         case FailureRate():
-            return RateBackoff(strategy)
+            return RateBackoff(strategy, counts)
         case ExponentialDelay():
-            return ExponentialBackoff(strategy, jitter)
+            return ExponentialBackoff(strategy, jitter, counts)
 
 
 class NoBackoff:
@@ -67,13 +76,17 @@ class NoBackoff:
         """Nothing that could be."""
         return ""
 
+    def counts(self) -> BackoffCounts:
+        """Nothing."""
+        return BackoffCounts()
+
 
 class FixedBackoff:
     """The same delay, so many times."""
 
-    def __init__(self, settings: FixedDelay) -> None:
+    def __init__(self, settings: FixedDelay, counts: BackoffCounts) -> None:
         self._settings = settings
-        self._attempts = 0
+        self._attempts = counts.attempts
 
     def failed(self, now_ms: int) -> int | None:
         """Counts a failure; the delay of its restart, None = there are no more."""
@@ -87,13 +100,17 @@ class FixedBackoff:
         """The restarts."""
         return f"restarted {times(self._attempts)} before, as restart-strategy.fixed-delay.attempts allows"
 
+    def counts(self) -> BackoffCounts:
+        """The restarts."""
+        return BackoffCounts(self._attempts)
+
 
 class RateBackoff:
     """The same delay, so many times within any interval."""
 
-    def __init__(self, settings: FailureRate) -> None:
+    def __init__(self, settings: FailureRate, counts: BackoffCounts) -> None:
         self._settings = settings
-        self._restarted_at_ms: deque[int] = deque()
+        self._restarted_at_ms = deque(counts.restarted_at_ms)
 
     def failed(self, now_ms: int) -> int | None:
         """Counts a failure; the delay of its restart, None = there are too many."""
@@ -112,16 +129,22 @@ class RateBackoff:
             "as restart-strategy.failure-rate.max-failures-per-interval and .failure-rate-interval allow"
         )
 
+    def counts(self) -> BackoffCounts:
+        """When it was restarted."""
+        return BackoffCounts(restarted_at_ms=tuple(self._restarted_at_ms))
+
 
 class ExponentialBackoff:
     """Delays that grow with each failure until the job has run well for a while."""
 
-    def __init__(self, settings: ExponentialDelay, jitter: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: ExponentialDelay, jitter: Callable[[], float], counts: BackoffCounts
+    ) -> None:
         self._settings = settings
         self._jitter = jitter
-        self._attempts = 0
-        self._backoff_ms = 0.0
-        self._delay_ends_at_ms: int | None = None
+        self._attempts = counts.attempts
+        self._backoff_ms = counts.backoff_ms
+        self._delay_ends_at_ms = counts.delay_ends_at_ms
 
     def failed(self, now_ms: int) -> int | None:
         """Counts a failure; the delay of its restart, None = there are no more."""
@@ -150,6 +173,10 @@ class ExponentialBackoff:
             f"{self._settings.reset_threshold_ms / 1000:g} s in between, as "
             "restart-strategy.exponential-delay.attempts-before-reset-backoff allows"
         )
+
+    def counts(self) -> BackoffCounts:
+        """The restarts since the last reset, and the last delay."""
+        return BackoffCounts(self._attempts, self._backoff_ms, self._delay_ends_at_ms)
 
 
 def times(count: int) -> str:

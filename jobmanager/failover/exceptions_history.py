@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from jobmanager.failover.failure_cause import FailureCause, more_telling
 from jobmanager.graph.execution_attempt import SubtaskId
@@ -58,11 +59,16 @@ class ExceptionsHistory:
 
     Args:
         size: entries to keep, at least 1.
+        entries: of an earlier JobManager, the newest first.
+
+    Attributes:
+        changes: how often something was noted.
     """
 
-    def __init__(self, size: int = DEFAULT_SIZE) -> None:
+    def __init__(self, size: int = DEFAULT_SIZE, entries: Iterable[ExceptionEntry] = ()) -> None:
         assert size >= 1, "a history has room for one entry"
-        self._entries: deque[ExceptionEntry] = deque(maxlen=size)
+        self._entries: deque[ExceptionEntry] = deque(islice(entries, size), maxlen=size)
+        self.changes = 0
 
     @property
     def entries(self) -> tuple[ExceptionEntry, ...]:
@@ -89,6 +95,7 @@ class ExceptionsHistory:
             delay_ms: from the failure to the restart; None = the job ends. Of one that joined, what is
                 left of it, which is not noted.
         """
+        self.changes += 1
         if not joined or not self._entries:
             self._entries.appendleft(
                 ExceptionEntry(
@@ -132,3 +139,18 @@ def readable_subtasks(subtasks: Iterable[SubtaskId]) -> list[str]:
         f"{vertex}/{first}" if first == last else f"{vertex}/{first}..{last}"
         for vertex, first, last in ranges
     ]
+
+
+def subtasks_of(ranges: Iterable[str]) -> frozenset[SubtaskId]:
+    """Inverse of ``readable_subtasks``.
+
+    Example: what a restart took with it, as it was written down.
+        >>> sorted(map(str, subtasks_of(["v1/0..1", "v2/5"])))
+        ['v1/0', 'v1/1', 'v2/5']
+    """
+    found: set[SubtaskId] = set()
+    for one in ranges:
+        vertex, _, indexes = one.rpartition("/")
+        first, _, last = indexes.partition("..")
+        found |= {SubtaskId(vertex, index) for index in range(int(first), int(last or first) + 1)}
+    return frozenset(found)

@@ -23,6 +23,7 @@ from jobmanager.checkpoint.steady_time import SteadyTime
 from jobmanager.failover.backoff import backoff_of
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_limits import FailureLimits
+from jobmanager.failover.restart_counts import RestartCounts
 from jobmanager.failover.restart_settings import RestartSettings
 from jobmanager.graph.execution_attempt import SubtaskId
 
@@ -59,6 +60,7 @@ class RestartStrategy:
         settings: of the job.
         jitter: uniform in -1..1.
         is_recovered: an earlier JobManager has run the job.
+        counts: what it had counted.
 
     Example: a failure that comes while the delay of another one runs joins its restart.
         >>> from jobmanager.failover.restart_settings import FixedDelay
@@ -78,16 +80,18 @@ class RestartStrategy:
         *,
         jitter: Callable[[], float],
         is_recovered: bool = False,
+        counts: RestartCounts = RestartCounts(),  # noqa: B008 - it is frozen
     ) -> None:
         self._settings = settings
         self.has_started = is_recovered
         """The job has had its slots once, so there were as many."""
-        self._backoff = backoff_of(settings.strategy, jitter)
-        self._limits = FailureLimits(settings)
+        self._backoff = backoff_of(settings.strategy, jitter, counts.backoff)
+        self._limits = FailureLimits(settings, counts.failures, counts.failures_of_task)
         self._time = SteadyTime()
-        self._delay_ends_at_ms: int | None = None
+        self._delay_ms = counts.delay_ms
+        self._delay_ends_at_ms = counts.delay_ends_at_ms
         self._used_up = ""
-        self.restarts = 0
+        self.restarts = counts.restarts
         """Counted so far; a failure that joined a restart is none of its own."""
 
     def failed(
@@ -102,8 +106,8 @@ class RestartStrategy:
         now_ms = self._time.advance(now_ms)
         if not self.allows(cause):
             return RestartDecision(None)
-        if self._delay_ends_at_ms is not None and now_ms < self._delay_ends_at_ms:
-            return RestartDecision(self._delay_ends_at_ms - now_ms, joined=True)
+        if rest_ms := self._rest_ms(now_ms):
+            return RestartDecision(rest_ms, joined=True)
         self._used_up = self._limits.failed(subtask)
         if self._used_up:
             return RestartDecision(None)
@@ -112,8 +116,38 @@ class RestartStrategy:
             self._used_up = self._backoff.used_up()
             return RestartDecision(None)
         self.restarts += 1
-        self._delay_ends_at_ms = now_ms + delay_ms
+        self._delay_ms, self._delay_ends_at_ms = delay_ms, now_ms + delay_ms
         return RestartDecision(delay_ms)
+
+    def rest_ms(self, now_ms: int) -> int:
+        """What is left of the delay that runs; 0 = none does.
+
+        Args:
+            now_ms: the wall clock.
+        """
+        return self._rest_ms(self._time.advance(now_ms))
+
+    def _rest_ms(self, now_ms: int) -> int:
+        # The clock of the JobManager that began it may have been ahead of this one's.
+        rest_ms = 0 if self._delay_ends_at_ms is None else self._delay_ends_at_ms - now_ms
+        return max(0, min(rest_ms, self._delay_ms))
+
+    def counts(self) -> RestartCounts:
+        """What was counted so far, for the next JobManager."""
+        wall, backoff = self._time.wall, self._backoff.counts()
+        ends_at_ms = backoff.delay_ends_at_ms
+        return RestartCounts(
+            self.restarts,
+            self._delay_ms,
+            None if self._delay_ends_at_ms is None else wall(self._delay_ends_at_ms),
+            replace(
+                backoff,
+                delay_ends_at_ms=None if ends_at_ms is None else wall(ends_at_ms),
+                restarted_at_ms=tuple(map(wall, backoff.restarted_at_ms)),
+            ),
+            self._limits.total,
+            dict(self._limits.of_task),
+        )
 
     def allows(self, cause: FailureCause) -> bool:
         """Whether failures of this cause are restarted, as long as there are restarts left."""

@@ -14,7 +14,7 @@ from jobmanager.checkpoint.completed_checkpoint import SnapshotSummary
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNumbers:
-    """Of one job, since its actor began.
+    """Of one job; calls to its storage since its actor began.
 
     Attributes:
         last_parts: the longest times and the sums of bytes of the subtasks of the last completed one.

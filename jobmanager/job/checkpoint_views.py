@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobmanager.checkpoint.completed_checkpoint import SnapshotSummary
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.statistics import CheckpointRecord, CheckpointStatus
 from jobmanager.job.job_master import JobMaster
@@ -12,6 +13,7 @@ _STATUS = {
     CheckpointStatus.COMPLETED: client_pb2.CHECKPOINT_STATUS_COMPLETED,
     CheckpointStatus.FAILED: client_pb2.CHECKPOINT_STATUS_FAILED,
 }
+_STATUS_OF = {shown: status for status, shown in _STATUS.items()}
 
 
 def coordinator_of(master: JobMaster | None) -> CheckpointCoordinator | None:
@@ -56,15 +58,9 @@ def add_last_checkpoint(details: client_pb2.JobDetails, master: JobMaster | None
         details.last_checkpoint_at_ms = latest.completed_at_ms
 
 
-def _shown(record: CheckpointRecord, directory: str) -> client_pb2.CheckpointDetails:
-    summary = record.summary
+def summary_message(summary: SnapshotSummary) -> client_pb2.CheckpointDetails:
+    """What a checkpoint took, of no checkpoint yet."""
     return client_pb2.CheckpointDetails(
-        checkpoint_id=record.checkpoint_id,
-        status=_STATUS[record.status],
-        triggered_at_ms=record.triggered_at_ms,
-        ended_at_ms=record.ended_at_ms,
-        acknowledged_subtasks=record.acknowledged,
-        total_subtasks=record.total,
         state_bytes=summary.state_bytes,
         uploaded_bytes=summary.uploaded_bytes,
         alignment_ms=summary.alignment_ms,
@@ -72,7 +68,43 @@ def _shown(record: CheckpointRecord, directory: str) -> client_pb2.CheckpointDet
         async_ms=summary.async_ms,
         start_delay_ms=summary.start_delay_ms,
         aligned_bytes=summary.aligned_bytes,
-        failure=record.failure,
-        path=f"{directory}/{record.manifest_path}" if directory and record.manifest_path else "",
-        retained=record.retained,
+    )
+
+
+def _shown(record: CheckpointRecord, directory: str) -> client_pb2.CheckpointDetails:
+    shown = summary_message(record.summary)
+    shown.checkpoint_id = record.checkpoint_id
+    shown.status = _STATUS[record.status]
+    shown.triggered_at_ms, shown.ended_at_ms = record.triggered_at_ms, record.ended_at_ms
+    shown.acknowledged_subtasks, shown.total_subtasks = record.acknowledged, record.total
+    shown.failure, shown.retained = record.failure, record.retained
+    if directory and record.manifest_path:
+        shown.path = f"{directory}/{record.manifest_path}"
+    return shown
+
+
+def checkpoint_record(shown: client_pb2.CheckpointDetails, directory: str) -> CheckpointRecord:
+    """A checkpoint as another JobManager has shown it.
+
+    Args:
+        directory: the job's in the checkpoint store; "" = the JobManager's memory.
+    """
+    return CheckpointRecord(
+        shown.checkpoint_id,
+        _STATUS_OF.get(shown.status, CheckpointStatus.FAILED),
+        shown.triggered_at_ms,
+        shown.ended_at_ms,
+        shown.acknowledged_subtasks,
+        shown.total_subtasks,
+        SnapshotSummary(
+            start_delay_ms=shown.start_delay_ms,
+            alignment_ms=shown.alignment_ms,
+            sync_ms=shown.sync_ms,
+            async_ms=shown.async_ms,
+            uploaded_bytes=shown.uploaded_bytes,
+            state_bytes=shown.state_bytes,
+            aligned_bytes=shown.aligned_bytes,
+        ),
+        shown.failure,
+        shown.path.removeprefix(f"{directory}/") if directory else "",
     )

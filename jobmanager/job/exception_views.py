@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from google.protobuf.message import DecodeError
 
 from jobmanager.checkpoint.repeated_output import RepeatedOutput
-from jobmanager.failover.exceptions_history import ExceptionEntry
+from jobmanager.failover.exceptions_history import ExceptionEntry, subtasks_of
+from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.rpc.graph_convert import cause_message
 from penstock.pb import client_pb2
 
@@ -18,6 +19,37 @@ def exceptions_of(
     """The last failures of a job, the newest first, and the output that they may have doubled."""
     return client_pb2.ListExceptionsResponse(
         entries=map(_shown, entries), repeated_output=map(repeated_message, repeated)
+    )
+
+
+def exception_entry(shown: client_pb2.ExceptionEntry) -> ExceptionEntry:
+    """A failure as another JobManager has shown it."""
+    return ExceptionEntry(
+        shown_cause(shown.root_cause),
+        dict(shown.labels),
+        tuple(map(shown_cause, shown.concurrent)),
+        shown.concurrent_count,
+        subtasks_of(shown.restarted),
+        shown.restart_number,
+        None if shown.ended_job else shown.delay_ms,
+    )
+
+
+def shown_cause(shown: client_pb2.FailureCause) -> FailureCause:
+    """A cause as another JobManager has shown it."""
+    return FailureCause(
+        error_class=shown.error_class,
+        message=shown.message,
+        traceback=shown.traceback,
+        vertex=shown.vertex,
+        subtask_index=shown.subtask_index,
+        attempt=shown.attempt,
+        operator=shown.operator,
+        row=shown.row,
+        taskmanager_id=shown.taskmanager_id,
+        timestamp_ms=shown.timestamp_ms,
+        cause_chain=tuple(shown.cause_chain),
+        position=shown.position,
     )
 
 

@@ -22,6 +22,7 @@ from jobmanager.failover.failover_strategy import FailoverView, tasks_to_restart
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.rebuilt_regions import rebuilt_regions
 from jobmanager.failover.regions import KeptOutput, RegionGraph
+from jobmanager.failover.restart_counts import KeptFailures
 from jobmanager.failover.restart_strategy import RestartStrategy
 from jobmanager.graph.execution_attempt import (
     AttemptKey,
@@ -32,6 +33,7 @@ from jobmanager.graph.execution_attempt import (
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange
 from jobmanager.job.checkpoint_wiring import WiredEffect
+from jobmanager.job.groups import GroupPhase, Groups
 from jobmanager.job.job_causes import inputs_gone, subtask_of
 from jobmanager.job.job_options import JobOptions
 from jobmanager.messages.job_effects import SendCommands
@@ -74,17 +76,23 @@ class Failover:
         graph: ExecutionGraph,
         partitions: PartitionTracker,
     ) -> None:
-        self.exceptions = ExceptionsHistory(options.exceptions_max)
-        self.restarts_by_region: Counter[str] = Counter()
+        kept = options.history.failures
+        self.exceptions = ExceptionsHistory(options.exceptions_max, kept.entries)
+        self.restarts_by_region: Counter[str] = Counter(kept.restarts_by_region)
         """Named after the first subtask of each; replaced as a whole, so that any thread may read it."""
         self._options = options
         self._regions = regions
         self._graph = graph
         self._partitions = partitions
         self._strategy = RestartStrategy(
-            options.restart, jitter=options.jitter, is_recovered=options.is_recovered
+            options.restart,
+            jitter=options.jitter,
+            is_recovered=options.is_recovered,
+            counts=kept.counts,
         )
-        self._free_restarts = 0
+        self._free_restarts = kept.restarts_uncounted
+        self._restarting = kept.restarting
+        """Of the earlier JobManager, which has counted it."""
         self._caching_readers = frozenset(
             edge.target
             for edge in regions.plan.edges
@@ -107,6 +115,37 @@ class Failover:
         """What another JobManager has deployed goes on: nothing has begun again."""
         self._takeovers = 0
 
+    def was_restarting(self, subtasks: frozenset[SubtaskId]) -> bool:
+        """Whether an earlier JobManager has counted a restart of all of these that has not come to its end."""
+        return bool(subtasks) and subtasks <= self._restarting
+
+    def takes_up_restart(self, now_ms: int) -> bool:
+        """Everything begins again under this JobManager, as part of a restart where one was under way.
+
+        Returns:
+            Whether the rest of its delay is to be waited for.
+        """
+        if not self._restarting:
+            return False
+        self._takeovers = 0
+        return self._strategy.rest_ms(now_ms) > 0
+
+    def kept(self, groups: Groups) -> KeptFailures:
+        """What the next JobManager is to know.
+
+        Args:
+            groups: of this one, under which the job has begun, or has gone on.
+        """
+        entries = self.exceptions.entries
+        restarted = frozenset[SubtaskId]().union(*(entry.restarted for entry in entries))
+        return KeptFailures(
+            self._strategy.counts(),
+            self._free_restarts + self._takeovers,
+            dict(self.restarts_by_region),
+            entries,
+            groups.stopped | (restarted - groups.subtasks(GroupPhase.RUNNING)),
+        )
+
     def decide(
         self,
         cause: FailureCause,
@@ -116,6 +155,7 @@ class Failover:
         *,
         joins: bool,
         is_free: bool = False,
+        resumes: bool = False,
     ) -> Recovery:
         """Decides on a failure.
 
@@ -126,9 +166,15 @@ class Failover:
             now_ms: the wall clock.
             joins: a restart has begun that it belongs to, unless no restart can mend it.
             is_free: it is restarted at once and not counted, unless no restart can mend it.
+            resumes: an earlier JobManager has counted and noted it: what is left of its delay is waited for.
         """
+        delay_ms: int | None
+        if resumes:
+            delay_ms = self._strategy.rest_ms(now_ms)
+            restarted = self._graph.started if failed is ALL else self._restarted(failed, missing)
+            return Recovery(delay_ms, restarted, cause)
         if (joins or is_free) and self._strategy.may_mend(cause):
-            delay_ms: int | None = 0
+            delay_ms = 0
             self._free_restarts += not joins
             self._strategy.has_started = True
         else:

@@ -17,7 +17,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
 from jobmanager.job.failover import ALL
 from jobmanager.job.groups import UNDEPLOYED, Group, GroupEvent, GroupPhase
-from jobmanager.job.job_causes import not_begun_again
+from jobmanager.job.job_causes import being_restarted, not_begun_again
 from jobmanager.job.job_parts import Dropped, Failed, JobParts, PartEffect
 from jobmanager.job.slot_lease import free_stray
 from jobmanager.job.source_splits import SourceSplits
@@ -151,6 +151,8 @@ class GroupPreparations:
             return effects
         options = self._parts.options
         if options.begins_again and not options.has_committed:
+            if self._parts.failover.takes_up_restart(self._parts.now_ms):
+                return [*effects, Failed(being_restarted(), ALL, resumes=True)]
             return effects + self._begin_from(group, restored)
         self._parts.failover.go_on()
         cause = not_begun_again(has_committed=options.has_committed)

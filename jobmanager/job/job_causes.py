@@ -115,8 +115,13 @@ def not_taken_over(gone: Sequence[SubtaskId], broken: Sequence[SubtaskId]) -> Fa
             "TaskManagerLost",
             f"no TaskManager that has registered since another JobManager led runs {named}{more}",
         )
+    return being_restarted(str(broken[0]))
+
+
+def being_restarted(what: str = "the job") -> FailureCause:
+    """It goes on with a restart that an earlier JobManager had begun."""
     return FailureCause(
-        "TaskFailure", f"{broken[0]} was being restarted when another JobManager took over"
+        "TaskFailure", f"{what} was being restarted when another JobManager took over"
     )
 
 

@@ -11,12 +11,14 @@ from types import MappingProxyType
 from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
+from jobmanager.checkpoint.statistics import KeptCheckpoints
 from jobmanager.failover.failover_strategy import FailoverStrategyName, strategy_problem
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.failover.rebuilt_regions import rebuild_problem
 from jobmanager.failover.regions import RegionGraph
 from jobmanager.failover.restart_settings import over_cluster
 from jobmanager.graph.job_plan import JobPlan, plan_problem
+from jobmanager.job.job_history import JobHistory
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_settings import JobSettings, job_settings
 from jobmanager.job.takeover import can_go_on
@@ -79,6 +81,7 @@ class JobDescription:
         is_recovered: bool = False,
         operations: bytes = b"",
         taskmanagers: Mapping[str, str] = MappingProxyType({}),
+        history: JobHistory = JobHistory(),  # noqa: B008 - it is frozen
         *,
         has_committed: bool = False,
         leader_epoch: int,
@@ -92,7 +95,7 @@ class JobDescription:
             failover_strategy=FailoverStrategyName(self.config.failover_strategy),
             coordinator=None
             if checkpoints is None
-            else partial(_coordinator, checkpoints, leader_epoch),
+            else partial(_coordinator, checkpoints, leader_epoch, history.checkpoints),
             first_attempt=first_attempt,
             is_recovered=is_recovered,
             goes_on=self.goes_on,
@@ -100,6 +103,7 @@ class JobDescription:
             has_committed=has_committed,
             operations=operations,
             taskmanagers=taskmanagers,
+            history=history,
             jitter=jitter,
             labels=labels,
             exceptions_max=self.config.jobmanager_exception_history_size,
@@ -134,6 +138,7 @@ def _collects(graph: graph_pb2.JobGraph) -> bool:
 def _coordinator(
     settings: CheckpointSettings,
     leader_epoch: int,
+    kept: KeptCheckpoints,
     retained: tuple[CompletedCheckpoint, ...],
     next_checkpoint_id: int,
 ) -> CheckpointCoordinator:
@@ -142,6 +147,7 @@ def _coordinator(
         retained=retained,
         next_checkpoint_id=next_checkpoint_id,
         leader_epoch=leader_epoch,
+        kept=kept,
     )
 
 

@@ -51,7 +51,7 @@ from jobmanager.job.group_preparations import GroupPreparations
 from jobmanager.job.group_restarts import GroupRestarts
 from jobmanager.job.group_starts import GroupStarts
 from jobmanager.job.groups import STOPPED, UNDEPLOYED, Group, GroupEvent, GroupPhase
-from jobmanager.job.job_causes import committed_already, not_promoted, told
+from jobmanager.job.job_causes import being_restarted, committed_already, not_promoted, told
 from jobmanager.job.job_ends import check_job, left_at_end
 from jobmanager.job.job_master_views import JobMasterViews
 from jobmanager.job.job_options import JobOptions
@@ -91,7 +91,8 @@ class JobMaster(JobMasterViews):
         self.plan = plan
         self.options = options or JobOptions()
         self.state = JobState.RESTARTING if self.options.is_recovered else JobState.CREATED
-        self.failure: FailureCause | None = None
+        entries = self.options.history.failures.entries
+        self.failure: FailureCause | None = entries[0].cause if entries else None
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)
         parts = JobParts.of(plan, self.options)
         super().__init__(parts)
@@ -100,15 +101,9 @@ class JobMaster(JobMasterViews):
         self._restarts = GroupRestarts(parts, self._preparations, self._starts)
         self._reports = AttemptReports(parts)
         self._losses = Losses(parts, self._reports)
-        self._phase = JobPhase.NEW
         self._early: list[job_events.AttemptEvent] = []
         """Said of attempts that are not known yet, since another JobManager has deployed them."""
         self._effects: list[job_effects.JobEffect] = []
-
-    @property
-    def ended(self) -> bool:
-        """True when the job has reached its end, here at least."""
-        return self._phase is JobPhase.ENDED
 
     @property
     def _is_over(self) -> bool:
@@ -231,7 +226,11 @@ class JobMaster(JobMasterViews):
         self._phase = next_phase(self._phase, turn)
         [group] = self._parts.groups
         self._parts.groups.move(group, GroupEvent.STARTED)
-        self._perform(self._preparations.begin(group))
+        seeks, failover = self.options.seeks_attempts, self._parts.failover
+        if not seeks and failover.takes_up_restart(self._parts.now_ms):
+            self._fail(Failed(being_restarted(), ALL, resumes=True))
+        else:
+            self._perform(self._preparations.begin(group))
 
     def _take_found(self, event: job_events.AttemptsFound) -> None:
         """What is said of attempts while they are looked for counts behind what is found."""
@@ -360,13 +359,20 @@ class JobMaster(JobMasterViews):
         joined = groups.restarted_with(ALL if event.failed is ALL else event.failed | event.ended)
         joins = joined is not None
         recovery = failover.decide(
-            cause, event.failed, event.missing, now_ms, joins=joins, is_free=event.is_free
+            cause,
+            event.failed,
+            event.missing,
+            now_ms,
+            joins=joins,
+            is_free=event.is_free,
+            resumes=event.resumes,
         )
         if recovery.delay_ms is None:
             self.failure = recovery.cause
             self._stop(JobState.FAILING)
             return
-        self.failure = more_telling(self.failure, cause) if joins else cause
+        is_known = joins or event.resumes
+        self.failure = more_telling(self.failure, cause) if is_known else cause
         concerned = groups.concerned(event.failed, recovery.subtasks)
         self._restart(joined, recovery.delay_ms, concerned)
 

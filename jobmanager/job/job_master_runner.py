@@ -23,6 +23,8 @@ from jobmanager.graph.deployment import TaskPlan
 from jobmanager.graph.slot import Slot
 from jobmanager.installed_version import penstock_version
 from jobmanager.job.attempt_search_runner import AttemptSearchRunner
+from jobmanager.job.freed_slots_runner import free_slots
+from jobmanager.job.history_runner import HistoryRunner
 from jobmanager.job.inbox_runner import Inbox
 from jobmanager.job.job_checkpoints_runner import JobCheckpointsRunner
 from jobmanager.job.job_description import JobDescription
@@ -119,6 +121,7 @@ class JobMasterRunner:
         self._sweeps = OutputSweepsRunner(job.job_id, job.graph, cluster, self._in_order)
         self._rivals = self._make_rivals()
         self.checkpoints = self._make_checkpoints(leader_epoch, jobs, results, options)
+        self.history = self._make_history(jobs, options)
         self._search = self._make_search(options) if options.seeks_attempts else None
         self._in_use = TaskManagersInUseRunner(
             job.job_id,
@@ -138,6 +141,17 @@ class JobMasterRunner:
             self.post,
             self._in_order,
             self._clock.now_ms,
+        )
+
+    def _make_history(self, jobs: JobStore, options: JobOptions) -> HistoryRunner:
+        return HistoryRunner(
+            self._job.job_id,
+            self.master,
+            self._job.checkpoint_directory,
+            self.checkpoints.gauges,
+            options.history,
+            jobs if self._job.outlives_jobmanager else None,
+            self._in_order,
         )
 
     def _make_search(self, options: JobOptions) -> AttemptSearchRunner:
@@ -219,6 +233,7 @@ class JobMasterRunner:
             self._inbox.close()
             for timer in (*self._overdue_timers.values(), *self._later):
                 timer.cancel()
+            self.history.close()
             self.checkpoints.close()
             self._cluster.leave(self._job.job_id)
 
@@ -229,12 +244,15 @@ class JobMasterRunner:
             if lost is not None:
                 cause = cause_of_error(lost, self._clock.now_ms(), event.taskmanager_id)
                 await self._step(job_events.FailureRequested(cause))
+        if isinstance(event, job_events.SuspendRequested):
+            await self.history.leave()
         if isinstance(event, job_events.AttemptsFound):
             self._oldest_epoch = min(
                 (self._oldest_epoch, *(one.leader_epoch for one in event.found))
             )
         for effect in self.master.step(event, self._clock.now_ms()):
             self._perform(effect)
+        self.history.note()
         if isinstance(event, job_events.SlotsGranted):
             # Jobs that were accepted while no TaskManager was there are checked now.
             ids = {slot.taskmanager_id for slot in event.slots}
@@ -462,29 +480,3 @@ class JobMasterRunner:
     def story(self) -> list[str]:
         """The last events, for the log."""
         return list(self.master.story)
-
-
-async def free_slots(
-    cluster: ClusterRunner,
-    job_id: str,
-    slots: tuple[Slot, ...],
-    log: structlog.typing.FilteringBoundLogger,
-) -> bool:
-    """Ends slot processes of one TaskManager, then gives the slots back to the pool.
-
-    A TaskManager that does not answer may still hold them: it is asked again when its heartbeat names
-    them, and they are the pool's when it does not.
-
-    Returns:
-        Whether their processes are known to have ended.
-    """
-    taskmanager_id = slots[0].taskmanager_id
-    try:
-        client = cluster.client(taskmanager_id)
-        await client.free_slots(job_id, [slot.slot_id for slot in slots])
-    except StreamError as error:
-        log.warning("slots.not_freed", taskmanager_id=taskmanager_id, reason=str(error))
-        cluster.take_back_later(job_id, slots)
-        return False
-    cluster.take_back(job_id, slots)
-    return True

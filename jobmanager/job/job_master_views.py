@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jobmanager.failover.exceptions_history import ExceptionsHistory
+from jobmanager.failover.restart_counts import KeptFailures
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.job_parts import JobParts
+from jobmanager.job.job_phases import JobPhase
 from jobmanager.job.speculation import Speculation
 
 
@@ -20,7 +22,13 @@ class JobMasterViews:
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
+        self._phase = JobPhase.NEW
         self.dropped_events = 0
+
+    @property
+    def ended(self) -> bool:
+        """True when the job has reached its end, here at least."""
+        return self._phase is JobPhase.ENDED
 
     @property
     def graph(self) -> ExecutionGraph:
@@ -61,6 +69,24 @@ class JobMasterViews:
     def exceptions(self) -> ExceptionsHistory:
         """The last failures, for views."""
         return self._parts.failover.exceptions
+
+    @property
+    def history_changes(self) -> tuple[int, ...]:
+        """Differs where the next JobManager is to be told something new; the first number, where something has failed.
+
+        () = what was noted stays as it is: it is not known yet what of the job goes on, or it ends.
+        """
+        if self._phase not in (JobPhase.ACTIVE, JobPhase.COMMITTED):
+            return ()
+        return (
+            self.exceptions.changes,
+            self._parts.groups.changes,
+            self.speculation.started + self.speculation.won,
+        )
+
+    def kept_failures(self) -> KeptFailures:
+        """What the next JobManager is to know of failures."""
+        return self._parts.failover.kept(self._parts.groups)
 
     @property
     def coordinator(self) -> Coordinator | None:

@@ -10,6 +10,7 @@ from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.failover.restart_settings import RestartSettings
 from jobmanager.job.checkpoint_wiring import CoordinatorFactory
+from jobmanager.job.job_history import JobHistory
 from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
 
 
@@ -37,6 +38,7 @@ class JobOptions:
         labels: of its failures.
         exceptions_max: entries of its exceptions history.
         speculation: when subtasks are so slow that they get rivals; None = never.
+        history: what has become of it under earlier ones.
         retains_on_cancellation: its checkpoints stay when it is cancelled, and what they let be committed.
     """
 
@@ -54,6 +56,7 @@ class JobOptions:
     labels: FailureLabels = field(default_factory=FailureLabels)
     exceptions_max: int = DEFAULT_SIZE
     speculation: SlowTaskSettings | None = None
+    history: JobHistory = field(default_factory=JobHistory)
     retains_on_cancellation: bool = False
 
     @property

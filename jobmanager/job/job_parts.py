@@ -33,6 +33,7 @@ class Failed:
         is_free: the restart goes on from another checkpoint, or a TaskManager was told to end: the strategy is
             not asked for it.
         ended: what has ended with it of what begins again anyway.
+        resumes: it belongs to a restart that an earlier JobManager has counted.
     """
 
     cause: FailureCause
@@ -40,6 +41,7 @@ class Failed:
     missing: tuple[KeptOutput, ...] = ()
     is_free: bool = False
     ended: frozenset[SubtaskId] = frozenset()
+    resumes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

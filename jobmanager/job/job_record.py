@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from typing import Final
 
 from common.metrics import NamedMetrics
-from common.pb import internal_pb2
+from common.pb import internal_pb2, job_record_pb2
 from jobmanager.checkpoint.repeated_output import RepeatedOutput
 from jobmanager.failover.exceptions_history import ExceptionEntry
 from jobmanager.failover.failure_cause import FailureCause
@@ -21,13 +22,15 @@ from jobmanager.job.checkpoint_views import (
     checkpoints_of,
     newest_checkpoint,
 )
-from jobmanager.job.exception_views import exceptions_of, repeated_message
+from jobmanager.job.exception_views import exception_entry, exceptions_of, repeated_message
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.messages.job_state import JobState, is_terminal
 from jobmanager.rpc.graph_convert import attempt_key, cause_message
 from penstock.graph.start_command import start_command
 from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
+
+DETAILS_BYTES_MAX: Final = 256 * 1024
 
 
 class JobRecord:
@@ -45,6 +48,8 @@ class JobRecord:
         operations: what users have asked of it.
         has_discarded: its checkpoints are not kept.
         started_from: what it was started from; None = from nothing.
+        history: what has become of it, for the next JobManager.
+        stored: of a job that ended with an earlier JobManager, what that has left of it.
     """
 
     def __init__(
@@ -60,12 +65,13 @@ class JobRecord:
         operations: OperationsRunner | None = None,
         has_discarded: Callable[[], bool] = lambda: False,
         started_from: Callable[[], checkpoint_pb2.StartedFrom | None] = lambda: None,
+        history: Callable[[], job_record_pb2.StoredHistory | None] = lambda: None,
+        stored: job_record_pb2.StoredJob | None = None,
     ) -> None:
         self.job_id = job_id
         self.name = graph.name
         self.state = JobState.CREATED
         self.submitted_at_ms = submitted_at_ms
-        self.running_at_ms = 0
         self.ended_at_ms = 0
         self.end_cause: FailureCause | None = None
         """What ended it where that was not its machine."""
@@ -94,6 +100,9 @@ class JobRecord:
         self._run_options = list(graph.run_options)
         self._run_arguments = list(graph.run_arguments)
         self._vertices = [_shown(vertex) for vertex in graph.vertices]
+        self.history = history
+        self._stored = stored or job_record_pb2.StoredJob()
+        self.running_at_ms = self._stored.history.running_at_ms
 
     @property
     def ended(self) -> bool:
@@ -112,7 +121,7 @@ class JobRecord:
         self.state = state
         if state is JobState.RUNNING and not self.running_at_ms:
             self.running_at_ms = now_ms
-        if is_terminal(state):
+        if is_terminal(state) and not self.ended_at_ms:
             self.ended_at_ms = now_ms
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
@@ -162,11 +171,18 @@ class JobRecord:
             state=client_pb2.JobState.ValueType(self.state.value),
             submitted_at_ms=self.submitted_at_ms,
             running_at_ms=self.running_at_ms,
-            ended_at_ms=self.ended_at_ms,
-            restarts=self._master.restarts if self._master is not None else 0,
+            ended_at_ms=self.ended_at_ms if self.ended else 0,
+            restarts=self._restarts,
             problem=self._problem() or self._unstored_problem(),
             restorable_from=self.restorable_from(),
         )
+
+    @property
+    def _restarts(self) -> int:
+        if self._master is not None:
+            return self._master.restarts
+        counts = self._stored.history.restarts
+        return counts.counted + counts.uncounted
 
     def _unstored_problem(self) -> str:
         return f"how the job ended cannot be stored yet: {self.unstored}" if self.unstored else ""
@@ -183,15 +199,26 @@ class JobRecord:
 
     def checkpoints(self) -> client_pb2.ListCheckpointsResponse:
         """The last checkpoints, the newest first."""
+        if self._master is None:
+            return self._stored.history.checkpoints
         return checkpoints_of(self._master, self._checkpoint_directory)
 
     def exceptions(self) -> client_pb2.ListExceptionsResponse:
         """The last failures, the newest first."""
-        entries = self._master.exceptions.entries if self._master is not None else ()
-        if self.state is JobState.FAILED and self.end_cause is not None:
+        entries = self._entries
+        has_end = bool(entries) and entries[0].ended_job
+        if self.state is JobState.FAILED and self.end_cause is not None and not has_end:
             end = ExceptionEntry(self.end_cause, FailureLabels().of(self.end_cause))
             entries = (end, *entries)
-        return exceptions_of(entries, self._repeated)
+        shown = exceptions_of(entries, self._repeated)
+        shown.repeated_output.extend(self._stored.end.details.repeated_output)
+        return shown
+
+    @property
+    def _entries(self) -> tuple[ExceptionEntry, ...]:
+        if self._master is not None:
+            return self._master.exceptions.entries
+        return tuple(map(exception_entry, self._stored.history.exceptions))
 
     def details(self) -> client_pb2.JobDetails:
         """Everything a client may see."""
@@ -200,6 +227,9 @@ class JobRecord:
             vertices=self._vertices,
             repeated_output=map(repeated_message, self._repeated),
         )
+        if self._stored.end.HasField("details"):
+            details.CopyFrom(self._stored.end.details)
+            details.summary.CopyFrom(self.summary())
         if self.failure is not None:
             details.failure.CopyFrom(cause_message(self.failure))
         if details.summary.restorable_from:
@@ -218,6 +248,22 @@ class JobRecord:
             vertices[attempt.key.vertex].subtasks.append(self._attempt(attempt))
         for rival in self._master.graph.rivals():
             vertices[rival.key.vertex].speculative_attempts.append(self._attempt(rival))
+        return details
+
+    def details_at_end(self) -> client_pb2.JobDetails:
+        """What is kept of them when the job has ended, so long at most as ``DETAILS_BYTES_MAX``."""
+        details = self.details()
+        details.ClearField("summary")
+        details.ClearField("start_again")
+        details.ClearField("slot_wait")
+        if details.ByteSize() > DETAILS_BYTES_MAX:
+            for vertex in details.vertices:
+                for subtask in vertex.subtasks:
+                    subtask.ClearField("metrics")
+        if details.ByteSize() > DETAILS_BYTES_MAX:
+            for vertex in details.vertices:
+                vertex.ClearField("subtasks")
+                vertex.ClearField("speculative_attempts")
         return details
 
     def _attempt(self, attempt: ExecutionAttempt) -> client_pb2.SubtaskDetails:

@@ -84,8 +84,8 @@ class Speculation:
         partitions: PartitionTracker,
         deployments: DeploymentPlanner,
     ) -> None:
-        self.started = 0
-        self.won = 0
+        self.started = options.history.rivals_started
+        self.won = options.history.rivals_won
         self._settings = options.speculation
         self._regions = regions
         self._graph = graph

@@ -2,7 +2,8 @@
 
 TaskManagers tell what they run; from that, and from the checkpoint that HEAD names, the job is put together as its
 JobManager knew it: attempts, slots, splits. What is missing, was being ended, or reads the rows of an attempt that is
-no more, has failed, and is restarted as after any failure; of two attempts of a subtask the newer counts. Checkpoints
+no more, has failed, and is restarted as after any failure; where their JobManager had counted that restart already, the
+rest of its delay is waited for, and it counts once. Of two attempts of a subtask the newer counts. Checkpoints
 that were under way are void, the newest completed one is told of once more, and the next is taken at once.
 
 Invariants: whoever goes on reads from those who go on; each slot that was found is the job's or is freed; splits are
@@ -155,7 +156,8 @@ class Takeover:
             cause = failures[0] if failures else not_taken_over(gone, sorted(broken))
             failed = ALL if broken == parts.groups.all else broken
             is_free = parts.options.begins_again and not (failures or gone)
-            effects.append(Failed(cause, failed, is_free=is_free))
+            resumes = parts.failover.was_restarting(broken)
+            effects.append(Failed(cause, failed, is_free=is_free, resumes=resumes))
         return effects
 
     # ------------------------------------------------------------ attempts and slots

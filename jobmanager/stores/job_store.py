@@ -277,13 +277,29 @@ class JobStore:
 
         self._record(job_id).change(note)
 
-    def note_end(self, job_id: str, end: job_record_pb2.StoredEnd, operations: bytes) -> None:
+    def note_history(self, job_id: str, history: job_record_pb2.StoredHistory) -> None:
+        """What has become of the job so far; whatever is noted meanwhile takes it along, in one swap.
+
+        Raises: as ``reserve_attempts``.
+        """
+        record = self._record(job_id)
+        record.history = history
+        record.change(lambda _: None)
+
+    def note_end(
+        self,
+        job_id: str,
+        end: job_record_pb2.StoredEnd,
+        operations: bytes,
+        history: job_record_pb2.StoredHistory | None = None,
+    ) -> None:
         """The job has ended; what is to be deleted of it may be there yet.
 
         Args:
             job_id: the job.
             end: how.
             operations: as ``note_operations``.
+            history: what has become of it; None = what was noted.
 
         Raises: as ``reserve_attempts``.
         """
@@ -291,6 +307,8 @@ class JobStore:
         def note(record: job_record_pb2.StoredJob) -> None:
             record.end.CopyFrom(end)
             record.operations = operations
+            if history is not None:
+                record.history.CopyFrom(history)
 
         self._record(job_id).change(note)
 
@@ -345,6 +363,8 @@ class _Record:
         self._lock = threading.Lock()
         self._now: job_record_pb2.StoredJob | None = None
         """What it says; None = it is not this leader's yet."""
+        self.history: job_record_pb2.StoredHistory | None = None
+        """What is written with the next change; None = nothing new."""
 
     def own(self) -> job_record_pb2.StoredJob:
         """What it says, which only this leader replaces from then on."""
@@ -363,6 +383,9 @@ class _Record:
         with self._lock:
             now, new = self._claimed(), job_record_pb2.StoredJob()
             new.CopyFrom(now)
+            history, self.history = self.history, None
+            if history is not None and not new.HasField("end"):
+                new.history.CopyFrom(history)
             note(new)
             if new == now and not self._object.is_uncertain:
                 return

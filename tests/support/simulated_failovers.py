@@ -73,18 +73,30 @@ class FailoverAudit:
             *,
             joins: bool,
             is_free: bool,
+            resumes: bool,
         ) -> Recovery:
             failed = failed if failed is ALL else frozenset(failed)
             missing = frozenset(missing)
             counted = failover.restarts
             recovery = decide(
-                failover, cause, failed, missing, now_ms, joins=joins, is_free=is_free
+                failover,
+                cause,
+                failed,
+                missing,
+                now_ms,
+                joins=joins,
+                is_free=is_free,
+                resumes=resumes,
             )
             if recovery.delay_ms is not None:
                 graph, partitions = failover._graph, failover._partitions
                 self._check(recovery, failed, missing, graph, partitions)
-                self._check_delay(recovery.delay_ms, joins=joins, is_free=is_free)
-                assert failover.restarts == counted + (not joins), "what joins counts once"
+                if resumes:
+                    self._check_rest(recovery.delay_ms)
+                else:
+                    self._check_delay(recovery.delay_ms, joins=joins, is_free=is_free)
+                is_new = not (joins or resumes)
+                assert failover.restarts == counted + is_new, "what joins counts once"
             return recovery
 
         go_on = Failover.go_on
@@ -133,6 +145,11 @@ class FailoverAudit:
             assert delay_ms == 0, "nothing is waited for twice"
         elif self._fixed_delay_ms is not None:
             assert delay_ms == self._fixed_delay_ms
+        self._groups.decided(delay_ms)
+
+    def _check_rest(self, delay_ms: int) -> None:
+        if self._fixed_delay_ms is not None:
+            assert delay_ms <= self._fixed_delay_ms, "what has passed of it is not waited for again"
         self._groups.decided(delay_ms)
 
     def cancelled(self, keys: Iterable[AttemptKey]) -> None:

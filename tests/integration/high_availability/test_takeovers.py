@@ -6,144 +6,38 @@ state into files while leaders are killed, paused beyond their session, and told
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from kazoo.client import KazooClient
 from prometheus_client.parser import text_string_to_metric_families
 
 import penstock as ps
 from penstock.client.client import Client
-from penstock.client.credentials import load_token, own_token_file
 from penstock.errors import Unauthenticated
 from penstock.local.local_cluster import Daemon, LocalCluster
 from penstock.pb import client_pb2
+from tests.support.elected_cluster import (
+    RATE,
+    SESSION_S,
+    await_roles,
+    await_written,
+    epoch_of,
+    jobmanagers,
+    slots_of,
+    submitted,
+    token_of,
+    written,
+)
 from tests.support.jobs import DEADLINE_S, await_details
-from tests.support.processes import Deadline, wait_ended
-from tests.support.zookeeper import ZookeeperServer, ensemble, quorum
+from tests.support.processes import wait_ended
+from tests.support.zookeeper import ZookeeperServer, quorum
 
 pytestmark = pytest.mark.integration
-
-KEYS, RATE = 5, 4_000
-SESSION_S = 2.0
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ZookeeperServer]]:
-    with ensemble(tmp_path_factory.mktemp("zookeeper")) as servers:
-        yield servers
-
-
-@pytest.fixture(scope="module")
-def made(
-    zookeeper: list[ZookeeperServer], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalCluster]:
-    root = tmp_path_factory.mktemp("takeovers")
-    cluster = LocalCluster(root / "cluster")
-    cluster.configure(
-        {
-            "high-availability.type": "zookeeper",
-            "high-availability.zookeeper.quorum": quorum(zookeeper),
-            "high-availability.zookeeper.client.session-timeout": f"{SESSION_S:g}s",
-            "jobmanager.rpc.port": 0,
-            "heartbeat.interval": "200ms",
-            "heartbeat.timeout": "2s",
-            "execution.checkpointing.dir": str(root / "checkpoints"),
-            "execution.checkpointing.interval": "200ms",
-            "restart-strategy.type": "fixed-delay",
-            "restart-strategy.fixed-delay.delay": "100ms",
-            "restart-strategy.fixed-delay.attempts": "100",
-        }
-    )
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
-
-
-@pytest.fixture
-def cluster(made: LocalCluster) -> LocalCluster:
-    """All of it runs, whatever the test before has killed."""
-    made.start(jobmanagers=2, taskmanagers=2, slots=2)
-    return made
-
-
-def epoch_of(cluster: LocalCluster) -> int:
-    with cluster.client() as client:
-        return client.cluster().leader_epoch
-
-
-def numbers(start: int, count: int) -> pa.RecordBatch:
-    return pa.record_batch({"n": pa.array(range(start, start + count), pa.int64())})
-
-
-class Number(ps.KeyedProcessFunction):
-    """Numbers the rows of each key."""
-
-    seen = ps.ValueState("seen", pa.int64(), default=0)
-
-    def process(self, row: Any, ctx: Any, out: Any) -> None:
-        self.seen.update(self.seen.value() + 1)
-        out.emit(key=ctx.key, number=self.seen.value())
-
-
-def submitted(env: ps.Environment, out: Path, rows: int | None = None) -> ps.JobHandle:
-    stream = env.generate(numbers, rate=RATE, rows=rows, schema={"n": "int64"}).uid("numbers")
-    keyed = stream.parallelism(1).with_columns(key=ps.col("n") % KEYS).uid("keys").key_by("key")
-    schema = {"key": "int64", "number": "int64"}
-    keyed.process(Number(), schema=schema).uid("counts").write_parquet(out).uid("files")
-    return env.submit("counted")
-
-
-def written(out: Path) -> int:
-    """How many rows are visible; fails unless each is there once and none before them is missing."""
-    found: dict[int, list[int]] = {key: [] for key in range(KEYS)}
-    for path in out.glob("[!._]*.parquet"):
-        for row in pq.read_table(path).to_pylist():
-            found[row["key"]].append(row["number"])
-    assert all(sorted(rows) == list(range(1, len(rows) + 1)) for rows in found.values())
-    return sum(map(len, found.values()))
-
-
-def await_written(out: Path, rows: int) -> int:
-    deadline = Deadline(f"{rows} rows in {out}", DEADLINE_S)
-    while (count := written(out)) < rows:
-        deadline.left()
-        time.sleep(0.05)
-    return count
-
-
-def jobmanagers(cluster: LocalCluster) -> dict[str, Daemon]:
-    return {one.id: one for one in cluster.daemons() if one.role == "jobmanager"}
-
-
-def health(daemon: Daemon) -> str:
-    with contextlib.suppress(OSError), urlopen(f"http://{daemon.metrics_address}/health") as answer:
-        return str(answer.read().decode().strip())
-    return ""
-
-
-def await_roles(cluster: LocalCluster) -> tuple[Daemon, Daemon]:
-    """Who leads, and who stands by and knows it."""
-    deadline = Deadline("a leader and a standby", DEADLINE_S)
-    while True:
-        deadline.left()
-        told = {health(daemon): daemon for daemon in jobmanagers(cluster).values() if daemon.alive}
-        leader = told.get("serving")
-        if leader is not None:
-            standby = told.get(f"standby; {leader.address} leads")
-            if standby is not None:
-                return leader, standby
-        time.sleep(0.05)
 
 
 def samples(daemon: Daemon) -> dict[str, float]:
@@ -159,10 +53,6 @@ def samples(daemon: Daemon) -> dict[str, float]:
                     sample.value
                 )
     return found
-
-
-def token_of(cluster: LocalCluster) -> str:
-    return load_token(str(own_token_file(cluster.directory)))
 
 
 def test_the_leader_is_killed_again_and_again_and_every_row_is_there_once(
@@ -184,13 +74,6 @@ def test_the_leader_is_killed_again_and_again_and_every_row_is_there_once(
         handle.wait(DEADLINE_S)  # the same handle, over all leaders
         assert sorted(set(epochs)) == epochs, "each leader has a higher epoch"
         assert written(out) == 7 * RATE
-
-
-def slots_of(cluster: LocalCluster, job_id: str) -> dict[str, int]:
-    """Slot -> process."""
-    with cluster.client() as client:
-        told = client.cluster().taskmanagers
-    return {slot.slot_id: slot.pid for one in told for slot in one.slots if slot.job_id == job_id}
 
 
 def test_tasks_go_on_while_nobody_leads_and_are_no_others_afterwards(

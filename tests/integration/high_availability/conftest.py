@@ -1,0 +1,51 @@
+"""A real ZooKeeper, and JobManagers and TaskManagers as processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.local.local_cluster import LocalCluster
+from tests.support.elected_cluster import SESSION_S
+from tests.support.zookeeper import ZookeeperServer, ensemble, quorum
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ZookeeperServer]]:
+    with ensemble(tmp_path_factory.mktemp("zookeeper")) as servers:
+        yield servers
+
+
+@pytest.fixture(scope="module")
+def made(
+    zookeeper: list[ZookeeperServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalCluster]:
+    root = tmp_path_factory.mktemp("takeovers")
+    cluster = LocalCluster(root / "cluster")
+    cluster.configure(
+        {
+            "high-availability.type": "zookeeper",
+            "high-availability.zookeeper.quorum": quorum(zookeeper),
+            "high-availability.zookeeper.client.session-timeout": f"{SESSION_S:g}s",
+            "jobmanager.rpc.port": 0,
+            "heartbeat.interval": "200ms",
+            "heartbeat.timeout": "2s",
+            "execution.checkpointing.dir": str(root / "checkpoints"),
+            "execution.checkpointing.interval": "200ms",
+            "restart-strategy.type": "fixed-delay",
+            "restart-strategy.fixed-delay.delay": "100ms",
+            "restart-strategy.fixed-delay.attempts": "100",
+        }
+    )
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(made: LocalCluster) -> LocalCluster:
+    """All of it runs, whatever the test before has killed."""
+    made.start(jobmanagers=2, taskmanagers=2, slots=2)
+    return made
