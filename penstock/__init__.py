@@ -71,12 +71,14 @@ from penstock.state.declarations import (
     Ttl,
     ValueState,
 )
+from penstock.state_tables.accumulators import accumulators
 from penstock.state_tables.opened_state import (
     StateTableInfo,
     StateTables,
     StoredOperator,
     open_state,
 )
+from penstock.state_tables.savepoint_writer_store import write_savepoint
 from penstock.storage.codec import StateError
 from penstock.storage.codec_migration import field
 from penstock.streams.connected_streams import ConnectedStreams
@@ -163,6 +165,7 @@ __all__ = [
     "WindowFunction",
     "WindowInfo",
     "WindowedStream",
+    "accumulators",
     "aggregate",
     "col",
     "collect_list",
@@ -184,4 +187,5 @@ __all__ = [
     "sum",
     "tumbling",
     "when",
+    "write_savepoint",
 ]

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from jobmanager.checkpoint import messages as c
-from jobmanager.checkpoint.graph_fingerprint import exchanges, fingerprint
 from jobmanager.checkpoint.snapshot_convert import (
     finished_snapshot,
     with_replaced,
     without_positions,
 )
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
+from penstock.graph.fingerprint import exchanges, fingerprint
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.manifest import properties_message
 

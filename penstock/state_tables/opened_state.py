@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound
 from penstock.pb import checkpoint_pb2
+from penstock.state_tables.declared_tables import DeclaredList
 from penstock.state_tables.operator_tables import (
     DONE_SCHEMA,
     DONE_SPLITS,
@@ -24,8 +25,10 @@ from penstock.state_tables.operator_tables import (
     splits_batch,
 )
 from penstock.state_tables.state_view import StateView
+from penstock.storage.blobs import SnapshotReader
 from penstock.storage.codec import StateError
 from penstock.storage.keyed_state import StatePieces, StoredKeyedState, keyed_states
+from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import has_scheme
 from penstock.storage.restore_point import RestorePoint, open_restore_point
 from penstock.storage.snapshot_files import StoreSnapshotReader
@@ -257,6 +260,46 @@ class StateTables:
         declared = self._stored[keyed.uid].declared
         stored = keyed.pieces[0].schema
         return StateView(keyed.name, keyed.kind, stored, declared, keyed.ttl_ms)
+
+    @property
+    def manifest(self) -> checkpoint_pb2.CheckpointManifest:
+        """What it says of itself."""
+        return self._point.manifest
+
+    @property
+    def store(self) -> ObjectStore:
+        """Where it is."""
+        return self._point.store
+
+    @property
+    def reader(self) -> SnapshotReader:
+        """Of its files."""
+        return self._reader
+
+    def states_of(self, uid: str) -> tuple[StateTableInfo, ...]:
+        """The states of an operator; none where it has none."""
+        return next((one.states for one in self.operators if one.uid == uid), ())
+
+    def views_of(self, uid: str) -> Mapping[str, StateView]:
+        """The keyed states of an operator, by name."""
+        return {name: self.view(one) for (owner, name), one in self._keyed.items() if owner == uid}
+
+    def lists_of(self, uid: str) -> Mapping[str, DeclaredList]:
+        """The states without a key of an operator, by name."""
+        return {
+            held.name: DeclaredList(held.name, held.codec, held.redistribution)
+            for _, operator in self._held.get(uid, [])
+            for held in operator.lists
+        }
+
+    def stored_batches(self, uid: str, state: str) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(namespace, rows as they are in runs) of a keyed state."""
+        keyed = self._keyed[uid, state]
+        try:
+            for piece in keyed.pieces:
+                yield from self.stored_rows(keyed, piece)
+        except StoreNotFound as error:
+            raise self._gone(error) from error
 
     def _operators(self) -> Iterator[StoredOperator]:
         for vertex in self._point.manifest.vertices:

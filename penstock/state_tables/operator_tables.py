@@ -129,6 +129,19 @@ def _part(item: bytes, place: int, held: checkpoint_pb2.OperatorStateSnapshot) -
     return part
 
 
+def packed(parts: list[list[bytes]]) -> list[bytes]:
+    """Items of their parts: themselves, or the entries of keys and values."""
+    if len(parts) == 1:
+        return parts[0]
+    return [bytes(msgpack.packb(list(entry))) for entry in zip(*parts, strict=True)]
+
+
+def entry_key(item: bytes) -> bytes:
+    """The key of an entry of a broadcast map, as it is stored."""
+    key: bytes = msgpack.unpackb(item)[0]
+    return key
+
+
 def splits_batch(operator: checkpoint_pb2.OperatorSnapshot, subtask_index: int) -> pa.RecordBatch:
     """The splits that one subtask of a source has."""
     rows = [

@@ -4,7 +4,7 @@ What JSON has stands for itself. Everything else is an object with one field who
 what it is: ``{"$tuple": [1, 2]}``, ``{"$bytes": "AAE="}``, ``{"$datetime": ["2026-01-01T00:00:00", null, 0]}``,
 ``{"$float": "nan"}``. A dict whose keys are not all texts, or begin with ``$``, is ``{"$map": [[key, value], ...]}``.
 
-Invariant: text that was made of a value gives the same bytes of msgpack again.
+Invariant: text that was made of a value gives the same bytes of msgpack again; every NaN is one.
 """
 
 from __future__ import annotations

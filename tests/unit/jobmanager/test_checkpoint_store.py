@@ -15,12 +15,12 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.checkpoint.completed_checkpoint import FileRange, SharedKey
-from jobmanager.checkpoint.graph_fingerprint import fingerprint
 from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.checkpoint.snapshot_convert import references_of, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.job.restored_tasks import restored_checkpoint, restored_tasks
 from penstock.errors import Fenced, StoreTransient, Unrecoverable
+from penstock.graph.fingerprint import fingerprint
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HEAD_PATH, HeadOutcomeUnknown, HeadStore
 from penstock.storage.local_store import LocalStore

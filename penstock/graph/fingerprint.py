@@ -1,5 +1,4 @@
-"""What a manifest says of the graph that its checkpoint was taken of: its vertices with the uids, schemas and
-declarations of their operators, and its exchanges."""
+"""What a manifest says of the graph that it belongs to."""
 
 from __future__ import annotations
 

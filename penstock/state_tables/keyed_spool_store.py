@@ -1,0 +1,273 @@
+"""Rows of the states of one operator on their way into a savepoint.
+
+They come in any order and are written by key-group. What does not fit into the memory that is meant for them lies in
+files meanwhile, a file per state and range of key-groups, and a range is sorted, checked and written at a time.
+
+Invariant: no two rows of a state that are written have the same identity.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.pb import checkpoint_pb2
+from penstock.state_tables.state_view import StateView
+from penstock.storage.blobs import Blob
+from penstock.storage.codec import StateError
+from penstock.storage.hashing import hash_columns
+from penstock.storage.key_encoding import encode_keys
+from penstock.storage.key_groups import key_group_of
+from penstock.storage.key_types import Int64Array
+from penstock.storage.run_columns import BACKEND, DELETED, KEY_GROUP, RUN_VERSION
+from penstock.storage.run_merge import identity_of
+from penstock.storage.run_writer import SegmentWriter
+
+LIMIT_BYTES: Final = 64 << 20
+"""Of rows that wait in memory; with the range that is being written about twice as much is used."""
+_RANGES_MAX: Final = 64
+_NAMESPACE: Final = "__namespace"
+
+
+@dataclass(slots=True)
+class _Table:
+    view: StateView
+    schema: pa.Schema
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+
+
+class KeyedSpool:
+    """Takes the rows of all states of an operator, then gives them out as runs.
+
+    Args:
+        max_parallelism: number of key-groups.
+        instance: unique for this operator of this savepoint; letters and digits.
+        directory: for what does not fit into memory; it is there, and empty.
+        where: the operator, for messages.
+    """
+
+    def __init__(
+        self,
+        max_parallelism: int,
+        instance: str,
+        directory: Path,
+        where: str,
+        limit_bytes: int = LIMIT_BYTES,
+    ) -> None:
+        self._max_parallelism = max_parallelism
+        self._instance = instance
+        self._directory = directory
+        self._where = where
+        self._limit_bytes = limit_bytes
+        self._tables: list[_Table] = []
+        self._waiting_bytes = 0
+        self._is_spilled = False
+        self._segments: dict[int, list[checkpoint_pb2.StateSegment]] = {}
+
+    def table(self, view: StateView) -> int:
+        """A state whose rows are to come; its number."""
+        own = [one for one in view.stored_schema if one.name not in (KEY_GROUP, DELETED)]
+        fields = [pa.field(KEY_GROUP, pa.uint16()), pa.field(_NAMESPACE, pa.int64()), *own]
+        self._tables.append(_Table(view, pa.schema(fields)))
+        return len(self._tables) - 1
+
+    def add(self, table: int, namespaces: Int64Array, columns: Sequence[pa.Array]) -> None:
+        """Rows of a state as they are stored.
+
+        Args:
+            columns: those of the state's stored rows, but for key-groups and marks of removal.
+        """
+        held = self._tables[table]
+        if not len(namespaces):
+            return
+        groups = key_group_of(hash_columns(held.view.keys(columns)), self._max_parallelism)
+        arrays = [pa.array(groups), pa.array(namespaces)]
+        identity = identity_of(held.view.kind, held.schema)
+        for one, column in zip(list(held.schema)[2:], columns, strict=True):
+            is_key = one.name in identity
+            # Keys that are equal are the same bytes: -0.0 is 0.0, and every NaN is one.
+            arrays.append(encode_keys([column]).to_arrays()[0] if is_key else column)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=held.schema)
+        held.waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes > self._limit_bytes:
+            self._spill()
+
+    def ranges(self) -> list[range]:
+        """The key-groups that are written together; as many subtasks the savepoint has of the operator."""
+        count = min(self._max_parallelism, _RANGES_MAX) if self._is_spilled else 1
+        bounds = [index * self._max_parallelism // count for index in range(count + 1)]
+        return [range(*bounds[index : index + 2]) for index in range(count)]
+
+    def blobs(self) -> Iterator[Blob]:
+        """What is to be written, a blob per range; each is made as it is written.
+
+        Raises (while a blob is made):
+            StateError: two rows have the same identity.
+        """
+        if self._is_spilled:
+            self._spill()
+        for index, key_groups in enumerate(self.ranges()):
+            yield Blob(self._name(index), lambda i=index, own=key_groups: self._range(i, own))
+
+    def snapshot(
+        self, index: int, handle: checkpoint_pb2.StateHandle
+    ) -> checkpoint_pb2.KeyedStateSnapshot:
+        """What the savepoint says of a range that was written.
+
+        Args:
+            handle: where it was written to.
+        """
+        key_groups, name = self.ranges()[index], self._name(index)
+        file = checkpoint_pb2.StateFile(name=name, handle=handle)
+        return checkpoint_pb2.KeyedStateSnapshot(
+            backend=BACKEND,
+            format_version=RUN_VERSION,
+            instance=self._instance,
+            first_key_group=key_groups.start,
+            last_key_group=key_groups.stop - 1,
+            max_parallelism=self._max_parallelism,
+            files=[file] if handle.size_bytes else [],
+            tables=[
+                checkpoint_pb2.StateTable(
+                    name=one.view.name,
+                    kind=one.view.kind,
+                    schema=one.view.stored_schema.serialize().to_pybytes(),
+                )
+                for one in self._tables
+            ],
+            segments=self._segments[index],
+        )
+
+    def _name(self, index: int) -> str:
+        return f"{self._instance}-{index}"
+
+    def _spill(self) -> None:
+        """Moves what waits in memory into files."""
+        self._is_spilled = True
+        ranges = self.ranges()
+        starts = np.array([one.start for one in ranges])
+        for place, table in enumerate(self._tables):
+            for batch in _combined(table.waiting):
+                which = np.searchsorted(starts, batch.column(0).to_numpy(), side="right") - 1
+                order = np.argsort(which, kind="stable")
+                rows = batch.take(pa.array(order))
+                bounds = np.searchsorted(which[order], np.arange(len(ranges) + 1))
+                for index in np.flatnonzero(np.diff(bounds)).tolist():
+                    start, stop = int(bounds[index]), int(bounds[index + 1])
+                    self._append(place, index, rows.slice(start, stop - start))
+            table.waiting = []
+        self._waiting_bytes = 0
+
+    def _append(self, table: int, index: int, rows: pa.RecordBatch) -> None:
+        path = self._path(table, index)
+        with path.open("ab") as file, pa.ipc.new_stream(file, rows.schema) as writer:
+            writer.write_batch(rows)
+
+    def _path(self, table: int, index: int) -> Path:
+        return self._directory / f"{self._instance}-{table}-{index}.arrow"
+
+    def _range(self, index: int, key_groups: range) -> Iterator[memoryview]:
+        """The bytes of one range: segment by segment."""
+        segments = self._segments[index] = []
+        offset = 0
+        for place, table in enumerate(self._tables):
+            for namespace, rows in self._sorted(place, table, index):
+                writer = SegmentWriter()
+                yield from writer.write([_as_stored(rows, table.view)])
+                segments.append(_segment(place, namespace, self._name(index), offset, writer))
+                offset += writer.size_bytes
+
+    def _sorted(
+        self, place: int, table: _Table, index: int
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        batches = list(self._read(place, index)) if self._is_spilled else table.waiting
+        for rows in _combined(batches):
+            self._check_once(rows, table.view)
+            namespaces = rows.column(1).to_numpy()
+            order = np.lexsort((rows.column(0).to_numpy(), namespaces))
+            rows = rows.take(pa.array(order))
+            found = namespaces[order]
+            bounds = [0, *(np.flatnonzero(np.diff(found)) + 1).tolist(), len(found)]
+            for start, stop in itertools.pairwise(bounds):
+                yield int(found[start]), rows.slice(start, stop - start)
+
+    def _read(self, table: int, index: int) -> Iterator[pa.RecordBatch]:
+        path = self._path(table, index)
+        if not path.exists():
+            return
+        with pa.memory_map(str(path)) as file:
+            while file.tell() < file.size():
+                with pa.ipc.open_stream(file) as reader:
+                    yield from reader
+
+    def _check_once(self, rows: pa.RecordBatch, view: StateView) -> None:
+        identity = identity_of(view.kind, rows.schema)
+        if not identity:
+            return
+        columns = [rows.column(1), *(rows.column(name) for name in identity)]
+        keys = encode_keys(columns)
+        assert keys.data is not None, "several columns are encoded as bytes"
+        assert keys.offsets is not None
+        buffers = [None, pa.py_buffer(np.ascontiguousarray(keys.offsets)), pa.py_buffer(keys.data)]
+        values = pa.Array.from_buffers(pa.large_binary(), len(keys), buffers)
+        codes = values.dictionary_encode().indices.to_numpy()
+        if len(codes) and int(codes.max()) + 1 == len(codes):
+            return
+        _, first = np.unique(codes, return_index=True)
+        twice = int(np.setdiff1d(np.arange(len(codes)), first)[0])
+        row = {name: rows.column(name)[twice].as_py() for name in identity}
+        names = dict(zip(_key_columns(identity), view.key_names, strict=False))
+        told = ", ".join(f"{names.get(name, name)}={value!r}" for name, value in row.items())
+        raise StateError(f"{self._where}, state {view.name!r}: {told} is there twice")
+
+
+def _key_columns(identity: Sequence[str]) -> list[str]:
+    return [name for name in identity if name.startswith("key_")]
+
+
+def _combined(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """As one batch; none of none."""
+    if len(batches) < 2:
+        return list(batches)
+    return [pa.concat_batches(batches)]
+
+
+def _as_stored(rows: pa.RecordBatch, view: StateView) -> pa.RecordBatch:
+    columns = []
+    for one in view.stored_schema:
+        if one.name == DELETED:
+            columns.append(pa.repeat(pa.scalar(False), rows.num_rows))
+        else:
+            columns.append(rows.column(one.name))
+    return pa.RecordBatch.from_arrays(columns, schema=view.stored_schema)
+
+
+def _segment(
+    table: int, namespace: int, file: str, offset: int, writer: SegmentWriter
+) -> checkpoint_pb2.StateSegment:
+    return checkpoint_pb2.StateSegment(
+        table=table,
+        namespace=namespace,
+        file=file,
+        offset=offset,
+        size_bytes=writer.size_bytes,
+        row_count=writer.row_count,
+        from_version=0,
+        to_version=1,
+        parts=[
+            checkpoint_pb2.StatePart(
+                first_key_group=part.first_key_group,
+                last_key_group=part.last_key_group,
+                size_bytes=part.size_bytes,
+                checksum=part.checksum,
+            )
+            for part in writer.parts
+        ],
+    )

@@ -1,0 +1,236 @@
+"""The manifest of a savepoint that is to be written from tables: what it begins with, and what may be changed (pure).
+
+It begins as that of a base, a checkpoint or savepoint, or as what the job is by its graph. Each operator of it is then
+given its state.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from penstock.graph.fingerprint import exchanges, fingerprint
+from penstock.graph.restore_check import adopt_key_groups, check_restore
+from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.checkpoint_properties import (
+    CheckpointKind,
+    CheckpointProperties,
+    SavepointFormat,
+)
+from penstock.storage.codec import StateError
+from penstock.storage.key_groups import check_parallelism
+from penstock.storage.manifest import properties_message
+
+_WATERMARK: Final = struct.Struct("<qii")
+_WATERMARK_CODEC: Final = "watermark/1"
+_NAMED_MAX: Final = 10
+
+
+class SavepointDraft:
+    """A manifest in the making.
+
+    Args:
+        base: the manifest to begin with; None = there is none.
+        graph: of the job that is to be started from it; None = that is not said. One of both is there.
+        max_parallelism: number of key-groups of all operators; None = as it was.
+        target: name of the savepoint.
+
+    Raises:
+        StateError: the numbers of key-groups cannot be those.
+
+    Attributes:
+        operators: uid -> what is known of the operator.
+        declared: uid -> the operator in the job.
+    """
+
+    def __init__(
+        self,
+        base: checkpoint_pb2.CheckpointManifest | None,
+        graph: graph_pb2.JobGraph | None,
+        max_parallelism: int | None,
+        target: str,
+    ) -> None:
+        assert base is not None or graph is not None
+        self._graph = graph
+        self.manifest = _begun(base, graph)
+        self.manifest.properties.CopyFrom(
+            properties_message(
+                CheckpointProperties(
+                    CheckpointKind.SAVEPOINT,
+                    target,
+                    is_full=True,
+                    format=SavepointFormat.CANONICAL,
+                )
+            )
+        )
+        self.declared = {
+            one.uid: one for vertex in (graph.vertices if graph else ()) for one in vertex.operators
+        }
+        if base is not None and graph is not None:
+            self._add_operators(graph)
+        if max_parallelism is not None:
+            check_parallelism(1, max_parallelism)
+            self._change_key_groups(max_parallelism)
+        self._vertex_of = {
+            one.uid: vertex for vertex in self.manifest.vertices for one in vertex.operators
+        }
+        self.operators = {
+            one.uid: one for vertex in self.manifest.vertices for one in vertex.operators
+        }
+
+    def check_uids(self, uids: Iterable[str]) -> None:
+        """Checks that there are such operators.
+
+        Raises:
+            StateError: there are none.
+        """
+        known = self.declared or self.operators
+        for uid in uids:
+            if uid not in known:
+                names = ", ".join(map(repr, list(known)[:_NAMED_MAX]))
+                what = "the job" if self.declared else "the base"
+                raise StateError(f"{what} has no operator of uid {uid!r}: there are {names}")
+
+    def max_parallelism_of(self, uid: str) -> int:
+        """Number of key-groups of an operator."""
+        found: int = self._vertex_of[uid].max_parallelism
+        return found
+
+    def vertex_of(self, uid: str) -> str:
+        """The vertex that an operator is in."""
+        found: str = self._vertex_of[uid].id
+        return found
+
+    def snapshots_of(self, uid: str, count: int) -> list[checkpoint_pb2.OperatorSnapshot]:
+        """What at least ``count`` subtasks of an operator have, to be filled in."""
+        vertex = self._vertex_of[uid]
+        own = {one.subtask_index: one for one in self.manifest.subtasks if one.vertex == vertex.id}
+        is_finished = bool(own) and all(one.finished for one in own.values())
+        vertex.parallelism = max(vertex.parallelism, count)
+        found = []
+        for index in range(vertex.parallelism):
+            subtask = own.get(index)
+            if subtask is None:
+                subtask = self.manifest.subtasks.add(
+                    vertex=vertex.id, subtask_index=index, finished=is_finished
+                )
+            held = next((one for one in subtask.operators if one.operator_uid == uid), None)
+            found.append(subtask.operators.add(operator_uid=uid) if held is None else held)
+        return found
+
+    def drop_done_splits(self, uid: str) -> None:
+        """Forgets what a source has read to its end."""
+        kept = [one for one in self.manifest.done_splits if one.operator_uid != uid]
+        del self.manifest.done_splits[:]
+        self.manifest.done_splits.extend(kept)
+
+    def check_start(self, path: str) -> None:
+        """Checks that the job can be started from what was written.
+
+        Raises:
+            JobRejected: it cannot; the message says why.
+        """
+        if self._graph is None:
+            return
+        graph = graph_pb2.JobGraph()
+        graph.CopyFrom(self._graph)
+        adopt_key_groups(graph, self.manifest)
+        check = check_restore(graph, self.manifest, ignores_unclaimed=False)
+        check.raise_refusal(graph.name, path)
+
+    def _add_operators(self, graph: graph_pb2.JobGraph) -> None:
+        """Operators that the job has and the base has not, each as a vertex."""
+        known = {one.uid for vertex in self.manifest.vertices for one in vertex.operators}
+        for vertex in fingerprint(graph):
+            for operator in vertex.operators:
+                if operator.uid not in known:
+                    added = self.manifest.vertices.add(
+                        id=f"{vertex.id}-{operator.uid}",
+                        name=operator.name,
+                        parallelism=1,
+                        max_parallelism=vertex.max_parallelism,
+                    )
+                    added.operators.append(operator)
+
+    def _change_key_groups(self, max_parallelism: int) -> None:
+        for vertex in self.manifest.vertices:
+            if vertex.max_parallelism == max_parallelism:
+                continue
+            vertex.max_parallelism = max_parallelism
+            uids = {one.uid: one.name for one in vertex.operators}
+            held: dict[tuple[str, str], list[checkpoint_pb2.OperatorStateSnapshot]] = {}
+            for subtask in self.manifest.subtasks:
+                for operator in subtask.operators:
+                    if operator.operator_uid in uids:
+                        for one in operator.lists:
+                            if one.codec == _WATERMARK_CODEC:
+                                held.setdefault((operator.operator_uid, one.name), []).append(one)
+            for (uid, _), lists in held.items():
+                _spread_watermark(lists, max_parallelism, f"operator {uids[uid]!r} (uid {uid!r})")
+
+
+def _begun(
+    base: checkpoint_pb2.CheckpointManifest | None, graph: graph_pb2.JobGraph | None
+) -> checkpoint_pb2.CheckpointManifest:
+    manifest = checkpoint_pb2.CheckpointManifest()
+    if base is not None:
+        manifest.CopyFrom(base)
+        for subtask in manifest.subtasks:
+            for operator in subtask.operators:
+                operator.ClearField("keyed")
+            del subtask.inputs[:]
+            del subtask.outputs[:]
+        parallelism = {vertex.id: vertex.parallelism for vertex in manifest.vertices}
+        for subtask in manifest.subtasks:
+            for operator in subtask.operators:
+                if operator.splits and not operator.split_parallelism:
+                    operator.split_parallelism = parallelism[subtask.vertex]
+        return manifest
+    assert graph is not None
+    manifest.job_name = graph.name
+    manifest.checkpoint_id = 1
+    manifest.vertices.extend(fingerprint(graph))
+    manifest.edges.extend(exchanges(graph))
+    for vertex in manifest.vertices:
+        for index in range(vertex.parallelism):
+            subtask = manifest.subtasks.add(vertex=vertex.id, subtask_index=index)
+            for operator in vertex.operators:
+                subtask.operators.add(operator_uid=operator.uid)
+    return manifest
+
+
+def _spread_watermark(
+    lists: Iterable[checkpoint_pb2.OperatorStateSnapshot], max_parallelism: int, where: str
+) -> None:
+    """Makes one watermark that of all key-groups, since each of them gets other keys."""
+    lists = list(lists)
+    found = {_WATERMARK.unpack(item)[0] for held in lists for item in held.items}
+    if len(found) > 1:
+        raise StateError(
+            f"max_parallelism={max_parallelism}: {where} had come to different times in its key-groups ({min(found)} to "
+            f"{max(found)} ms), and keys would change between them: take the savepoint with `stop`, or leave "
+            "max_parallelism as it is"
+        )
+    for place, held in enumerate(lists):
+        del held.items[:]
+        if found and not place:
+            held.items.append(_WATERMARK.pack(next(iter(found)), 0, max_parallelism - 1))
+
+
+def changes_of(states: object) -> Mapping[str, Mapping[str, object] | None]:
+    """What a caller has given, by uid; None = all state of the operator is dropped.
+
+    Raises:
+        StateError: it is no mapping of mappings.
+    """
+    if not isinstance(states, Mapping):
+        raise StateError(
+            f"write_savepoint takes {{uid: {{state: table}}}}, got {type(states).__name__}"
+        )
+    for uid, own in states.items():
+        if not isinstance(uid, str) or not (own is None or isinstance(own, Mapping)):
+            raise StateError(
+                f"write_savepoint takes {{uid: {{state: table}}}}, got {{{uid!r}: {type(own).__name__}}}"
+            )
+    return states

@@ -1,0 +1,214 @@
+"""Aim: a savepoint is written from tables exactly, or not at all.
+
+Method: everything that the golden set holds is written again and read again; the spool is made to use its files; and each
+thing that cannot be right is refused by name, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.state_tables import keyed_spool_store
+from penstock.state_tables.keyed_spool_store import KeyedSpool
+from penstock.storage.fsck import check_store
+from penstock.storage.hashing import hash_columns
+from penstock.storage.restore_point import open_restore_point
+from tests.support.golden_job import build
+
+GOLDEN = Path(__file__).parents[3] / "golden"
+
+
+def unpacked(name: str, target: Path) -> Path:
+    with tarfile.open(max(GOLDEN.glob(f"runs-*/{name}.tar.gz"))) as archive:
+        archive.extractall(target, filter="data")
+    return target
+
+
+def content(path: Path | str, *, without: str = "key_group") -> dict[tuple[str, str], Counter[str]]:
+    """All rows of all states."""
+    state = ps.open_state(path)
+    return {
+        (operator.uid, one.name): Counter(
+            str({name: value for name, value in row.items() if name != without})
+            for row in state.read(operator.uid, one.name).to_pylist()
+        )
+        for operator in state.operators
+        for one in operator.states
+    }
+
+
+def all_tables(state: ps.StateTables) -> Mapping[str, Mapping[str, pa.Table]]:
+    return {
+        operator.uid: {
+            one.name: state.read(operator.uid, one.name)
+            for one in operator.states
+            if "splits" not in one.name
+        }
+        for operator in state.operators
+    }
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return unpacked("hashmap-canonical", tmp_path / "base")
+
+
+@pytest.mark.parametrize("name", ["hashmap-canonical", "hashmap-checkpoint", "rocksdb-native"])
+@pytest.mark.parametrize("max_parallelism", [None, 77])
+def test_what_was_read_is_written_and_read_again(
+    name: str, max_parallelism: int | None, tmp_path: Path
+) -> None:
+    source = unpacked(name, tmp_path / "base")
+    given = ps.write_savepoint(
+        tmp_path / "given",
+        all_tables(ps.open_state(source)),
+        base=source,
+        max_parallelism=max_parallelism,
+    )
+    kept = ps.write_savepoint(tmp_path / "kept", {}, base=source, max_parallelism=max_parallelism)
+    wanted = content(source, without="key_group" if max_parallelism else "")
+    watermarks = [key for key in wanted if key[1] == "watermark"]
+    for path in (given, kept):
+        found = content(path, without="key_group" if max_parallelism else "")
+        if max_parallelism:  # they say of which key-groups they are
+            for key in watermarks:
+                assert found.pop(key)
+        assert found == {key: wanted[key] for key in found}
+        assert {*wanted} - {*found} <= {*watermarks}
+        assert check_store(path).is_healthy
+        for operator in ps.open_state(path).operators:
+            assert operator.max_parallelism == (max_parallelism or 128)
+
+
+def test_a_job_finds_its_keys_where_they_were_written(base: Path, tmp_path: Path) -> None:
+    path = ps.write_savepoint(tmp_path / "new", {}, base=base, max_parallelism=60)
+    table = ps.open_state(path).read("sums", "slices")
+    groups = (hash_columns([table["k"]]) % np.uint64(60)).astype(int).tolist()
+    assert table["key_group"].to_pylist() == groups
+
+
+def test_what_is_larger_than_memory_goes_through_files(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = KeyedSpool.__init__
+
+    def small(self: KeyedSpool, *given: Any) -> None:
+        whole(self, *given, limit_bytes=200)
+
+    monkeypatch.setattr(keyed_spool_store.KeyedSpool, "__init__", small)
+    path = ps.write_savepoint(tmp_path / "new", all_tables(ps.open_state(base)), base=base)
+    assert content(path, without="") == content(base, without="")
+    manifest = open_restore_point(path).manifest
+    held = [o for s in manifest.subtasks for o in s.operators if o.operator_uid == "states"]
+    assert len(held) == 64, "a subtask per range"
+    table = ps.open_state(path).read("states", "sums")
+    tables = pa.concat_tables([table, table.slice(5, 1)])
+    with pytest.raises(ps.StateError, match=r"state 'sums': k=\d+ is there twice"):
+        ps.write_savepoint(tmp_path / "twice", {"states": {"sums": tables}}, base=base)
+
+
+def test_states_are_replaced_added_and_dropped(base: Path, tmp_path: Path) -> None:
+    build(job := ps.Environment(parallelism=1), tmp_path / "out")
+    before = content(base)
+    path = ps.write_savepoint(
+        tmp_path / "new",
+        {
+            "states": {
+                "sums": [{"k": 1, "value": 11}, {"k": 99, "value": -1}],
+                "texts": pa.table({"k": [5], "map_key": ["a"], "value": [1]}),
+                "timers.processing": [{"k": 1, "time_ms": 5}],
+                "halves": [{"k": 1, "value": [0.5, 1.5]}],
+                "counts": None,
+            },
+            "within": None,
+        },
+        base=base,
+        job=job,
+    )
+    state = ps.open_state(path)
+    assert sorted(state.read("states", "sums").select(["k", "value"]).to_pylist(), key=str) == [
+        {"k": 1, "value": 11},
+        {"k": 99, "value": -1},
+    ]
+    assert state.read("states", "timers.processing")["time_ms"].to_pylist() == [5]
+    assert state.read("states", "halves")["value"].to_pylist() == [[0.5, 1.5]]
+    after = content(path)
+    gone = {("states", "counts"), *(key for key in before if key[0] == "within")}
+    assert {*before} - {*after} == gone
+    changed = ("sums", "texts", "timers.processing", "halves")
+    same = {key for key in after if key[0] != "states" or key[1] not in changed}
+    assert {key: after[key] for key in same} == {key: before[key] for key in same}
+
+
+WRONG: list[tuple[Any, str]] = [
+    ({"sum": {"slices": []}}, r"no operator of uid 'sum': there are .*'numbers'"),
+    ({"sums": {"slice": []}}, r"no state 'slice' that can be written: it has 'slices', 'watermark'"),
+    ({"sums": []}, r"takes \{uid: \{state: table\}\}"),
+    ([], r"takes \{uid: \{state: table\}\}"),
+    ({"states": {"sums": [{"k": 1, "value": "x"}]}}, "its rows do not fit"),
+    ({"states": {"sums": [{"k": 1, "valeu": 1}]}}, "unknown .'valeu'"),
+    ({"states": {"sums": pa.table({"k": [1]})}}, "without 'value'; its columns are k: int64, value"),
+    ({"states": {"sums": pa.table({"k": [1], "value": [1.5]})}}, "is int64, got double: cast it"),
+    ({"states": {"sums": pa.table({"k": [1.0], "value": [1]})}}, "'k' is int64, got double"),
+    ({"states": {"sums": pa.table({"k": ["a"], "value": [1]})}}, "'k' is int64, got string"),
+    ({"states": {"sums": pa.table({"k": [1], "value": pa.nulls(1, "int64")})}}, "null is no value"),
+    ({"states": {"sums": [{"k": 1, "value": 1}, {"k": 1, "value": 2}]}}, "k=1 is there twice"),
+    (
+        {"states": {"texts": [{"k": 1, "map_key": "a", "value": 1}] * 2}},
+        "k=1, map_key='a' is there twice",
+    ),
+    ({"states": {"texts": [{"k": 1, "map_key": None, "value": 1}]}}, "'map_key' has nulls"),
+    ({"states": {"pairs": [{"k": 1, "value": {"low": 1 << 70, "high": 1}}]}}, "do not fit"),
+    ({"states": {"sums": 5}}, "given as int: give a pyarrow table"),
+    ({"states": {"sums": [1, 2]}}, "an iterable of int, not of batches"),
+    (
+        {"sums": {"slices": pa.table({"k": [1], "window_start": [pa.scalar(5, pa.timestamp("ms", "UTC"))], "number": [1], "c": [1]})}},
+        "where none begins: they begin every 86400000 ms",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("states", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_what_does_not_fit_is_refused_and_leaves_nothing(
+    states: Any, message: str, base: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ps.StateError, match=message):
+        ps.write_savepoint(tmp_path / "new", states, base=base)
+    assert not (tmp_path / "new").exists() or not list((tmp_path / "new").rglob("*"))
+
+
+def test_a_source_that_fails_in_the_middle_leaves_nothing(base: Path, tmp_path: Path) -> None:
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"k": [1], "value": [1]})
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        ps.write_savepoint(tmp_path / "new", {"states": {"sums": rows()}}, base=base)
+    assert not list((tmp_path / "new").rglob("*"))
+
+
+def test_a_directory_that_holds_something_is_left_alone(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ps.StateError, match="is not empty"):
+        ps.write_savepoint(base, {}, base=base)
+    with pytest.raises(ps.StateError, match="needs base="):
+        ps.write_savepoint(tmp_path / "new", {})
+    assert content(base)
+
+
+def test_a_job_that_could_not_start_from_it_is_told_so(base: Path, tmp_path: Path) -> None:
+    env = ps.Environment(parallelism=1)
+    rows = env.from_rows([{"k": 1, "n": 2}]).uid("numbers")
+    rows.key_by("k").aggregate(number=ps.max("n")).uid("sums").discard()
+    with pytest.raises(ps.JobRejected, match=r"cannot be started.*uid 'states'.*no such operator"):
+        ps.write_savepoint(tmp_path / "new", {"sums": None}, base=base, job=env)
+    with pytest.raises(ps.StateError, match="the job has no operator of uid 'states'"):
+        ps.write_savepoint(tmp_path / "new", {"states": None}, base=base, job=env)
