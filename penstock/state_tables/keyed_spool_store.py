@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -113,8 +114,8 @@ class KeyedSpool:
         """
         if self._is_spilled:
             self._spill()
-        for index, key_groups in enumerate(self.ranges()):
-            yield Blob(self._name(index), lambda i=index, own=key_groups: self._range(i, own))
+        for index in range(len(self.ranges())):
+            yield Blob(self._name(index), partial(self._range, index))
 
     def snapshot(
         self, index: int, handle: checkpoint_pb2.StateHandle
@@ -173,7 +174,7 @@ class KeyedSpool:
     def _path(self, table: int, index: int) -> Path:
         return self._directory / f"{self._instance}-{table}-{index}.arrow"
 
-    def _range(self, index: int, key_groups: range) -> Iterator[memoryview]:
+    def _range(self, index: int) -> Iterator[memoryview]:
         """The bytes of one range: segment by segment."""
         segments = self._segments[index] = []
         offset = 0

@@ -195,8 +195,8 @@ def _begun(
     for vertex in manifest.vertices:
         for index in range(vertex.parallelism):
             subtask = manifest.subtasks.add(vertex=vertex.id, subtask_index=index)
-            for operator in vertex.operators:
-                subtask.operators.add(operator_uid=operator.uid)
+            for stored in vertex.operators:
+                subtask.operators.add(operator_uid=stored.uid)
     return manifest
 
 

@@ -10,6 +10,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ import pyarrow as pa
 
 from penstock.errors import StoreNotFound
 from penstock.pb import checkpoint_pb2, graph_pb2
-from penstock.state_tables.declared_tables import declared_lists, declared_tables
+from penstock.state_tables.declared_tables import DeclaredList, declared_lists, declared_tables
 from penstock.state_tables.given_rows import given_batches, given_columns
 from penstock.state_tables.keyed_spool_store import KeyedSpool
 from penstock.state_tables.opened_state import StateTables, open_state
@@ -277,9 +278,8 @@ class _Writing:
             declared.update(base.lists_of(uid))
         for name, data in given.items():
             if data is not None and name in declared:
-                one = declared[name]
-                items = self._items(uid, name, one.codec, data)
-                self._deal(uid, name, one.codec, one.redistribution, items)
+                what = declared[name]
+                self._deal(uid, what, self._items(uid, name, what.codec, data))
         self._move_large_lists(uid)
 
     def _items(self, uid: str, name: str, codec: str, data: Any) -> list[tuple[int | None, bytes]]:
@@ -313,21 +313,18 @@ class _Writing:
         return found
 
     def _deal(
-        self,
-        uid: str,
-        name: str,
-        codec: str,
-        redistribution: checkpoint_pb2.Redistribution.ValueType,
-        items: Sequence[tuple[int | None, bytes]],
+        self, uid: str, what: DeclaredList, items: Sequence[tuple[int | None, bytes]]
     ) -> None:
         held = self._draft.snapshots_of(uid, 1)
         by_subtask: dict[int, list[bytes]] = {}
         for place, (subtask, item) in enumerate(items):
             index = place if subtask is None else subtask
-            index = 0 if redistribution == _BROADCAST else index % len(held)
+            index = 0 if what.redistribution == _BROADCAST else index % len(held)
             by_subtask.setdefault(index, []).append(item)
         for index, own in by_subtask.items():
-            held[index].lists.add(name=name, redistribution=redistribution, items=own, codec=codec)
+            held[index].lists.add(
+                name=what.name, redistribution=what.redistribution, items=own, codec=what.codec
+            )
 
     def _move_large_lists(self, uid: str) -> None:
         """Lists that are too large for the manifest lie in files."""
@@ -343,7 +340,7 @@ class _Writing:
             name: checkpoint_pb2.OperatorStateItems(items=one.items).SerializeToString()
             for name, one in large.items()
         }
-        blobs = [Blob(name, lambda c=content: [c]) for name, content in contents.items()]
+        blobs = [Blob(name, partial(list, (content,))) for name, content in contents.items()]
         for name, handle in self._writer(uid, uuid.uuid4().hex).write(blobs).items():
             one = large[name]
             one.item_count = len(one.items)

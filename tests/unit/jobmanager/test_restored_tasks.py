@@ -12,13 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-<<<<<<< HEAD
-=======
-from penstock.graph.fingerprint import fingerprint
->>>>>>> b62ce52 (Savepoints are written from tables: ps.write_savepoint)
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.job.restored_tasks import restored_tasks
 from penstock.errors import Unrecoverable
+from penstock.graph.fingerprint import fingerprint
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.key_groups import key_group_range
 

@@ -12,11 +12,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-<<<<<<< HEAD
-=======
-from penstock.graph.fingerprint import fingerprint
->>>>>>> b62ce52 (Savepoints are written from tables: ps.write_savepoint)
 from penstock.graph.added_aggregates import mark_added
+from penstock.graph.fingerprint import fingerprint
 from penstock.graph.logical import reachable
 from penstock.graph.restore_check import Fate, check_restore
 from penstock.pb import checkpoint_pb2, graph_pb2
