@@ -233,6 +233,41 @@ def q5_limit(batches: Batches) -> pa.Table:
     return keep_largest(windows, "slice", "price_count_sum_sum")
 
 
+def sliding(slices: int) -> Workload:
+    """Windows of so many seconds that slide by one; 33,000 rows to a second of event time."""
+
+    def job(stream: ps.Stream) -> None:
+        (
+            stream.with_columns(ts=col("ts") * _STRETCH)
+            .with_event_time("ts", out_of_orderness="3s")
+            .key_by("auction")
+            .window(ps.sliding(f"{slices}s", "1s"))
+            .aggregate(bids=ps.count(), total=ps.sum("price"), best=ps.max("price"))
+            .uid("sliding")
+            .discard()
+        )
+
+    def limit(batches: Batches) -> pa.Table:
+        """The rows by second alone, which is the same for windows of any length."""
+        stretched = (
+            batch.set_column(
+                batch.schema.get_field_index("ts"), "ts", pc.multiply(batch["ts"], _STRETCH)
+            )
+            for batch in batches
+        )
+        names = [("price", "count"), ("price", "sum"), ("price", "max")]
+        parts = [
+            _group(_with_slices(batch, 1_000), ["auction", "slice"], names) for batch in stretched
+        ]
+        sums = [("price_count", "sum"), ("price_sum", "sum"), ("price_max", "max")]
+        return _group(pa.concat_tables(parts), ["auction", "slice"], sums)
+
+    return Workload(f"s{slices}", f"windows of {slices} s that slide by 1 s", job, limit)
+
+
+_STRETCH = 30
+
+
 def q7(stream: ps.Stream) -> None:
     """The bids with the highest price of each window."""
     schema = pa.schema([(name, pa.int64()) for name in ("auction", "bidder", "price", "ts")])
@@ -359,6 +394,7 @@ WORKLOADS = {
         Workload("w2", "10 s tumbling count, sum, max per key", w2, w2_limit),
         Workload("w3", "running count and sum per key", w3, w3_limit),
         Workload("w4", "Python map, key_by, Python function with a value per key", w4, w4_limit),
+        *(sliding(slices) for slices in (10, 60, 300, 3600)),
         Workload("q1", "currency conversion", q1, q1_limit),
         Workload("q2", "bids of five auctions", q2, q2_limit),
         Workload("q5", "auctions with the most bids in sliding windows", q5, q5_limit),

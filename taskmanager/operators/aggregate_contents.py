@@ -17,6 +17,7 @@ from taskmanager.kernels import AccumulatorOverflowError, RecordTable
 from taskmanager.operators.aggregation import AggregateInputs, Aggregation
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import OperatorContext
+from taskmanager.operators.slice_tree import SliceTree
 from taskmanager.operators.window_contents import (
     FiredInstances,
     InstanceContents,
@@ -33,6 +34,9 @@ from taskmanager.state.wide_columns import narrow_batches
 
 _SLICES = "slices"
 _FIRING = "firing"
+
+_TREE_SHARE = 8
+"""Nodes over slices take at most this part of the memory of a slot's states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +96,24 @@ class BoundAggregation:
 
 
 class AggregateSlices(SliceContents[AggregateRows]):
-    """Aggregates of tumbling and sliding windows: one table per slice."""
+    """Aggregates of tumbling and sliding windows: one table per slice.
+
+    Args:
+        operator: the specification.
+        keys: names of the key columns.
+        aggregates: what is aggregated.
+        slice_ms: length of a slice.
+    """
 
     def __init__(
         self,
         operator: graph_pb2.Operator,
         keys: Sequence[str],
         aggregates: Sequence[graph_pb2.Aggregate],
+        slice_ms: int,
     ) -> None:
         self._bound = BoundAggregation(operator, keys, aggregates)
+        self._slice_ms = slice_ms
 
     @override
     def restore(self, state: KeyedStateBackend) -> None:
@@ -111,6 +124,20 @@ class AggregateSlices(SliceContents[AggregateRows]):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._bound.aggregation.open(context)
+        self._tree = SliceTree(
+            self._slice_ms,
+            lambda start: self._table(_SLICES, start),
+            self._together,
+            GroupTable.memory_bytes,
+            context.memory.limit_bytes // _TREE_SHARE,
+        )
+        self._memory_user = context.memory.register(
+            f"{context.operator_name}: windows", self._tree.memory_bytes
+        )
+
+    @override
+    def close(self) -> None:
+        self.context.memory.unregister(self._memory_user)
 
     @override
     def slices(self) -> list[int]:
@@ -132,6 +159,7 @@ class AggregateSlices(SliceContents[AggregateRows]):
             self._table(_SLICES, start).update(part.keys, part.inputs)
         except AccumulatorOverflowError as error:
             raise self._bound.aggregation.overflow(error, part.keys) from error
+        self._tree.changed(start)
 
     @override
     def begin_firing(self, end: int, slices: Sequence[int], last_use: Sequence[bool]) -> None:
@@ -139,8 +167,8 @@ class AggregateSlices(SliceContents[AggregateRows]):
             self.context.state.move(_SLICES, slices[0], _FIRING, end)
             return
         target = self._table(_FIRING, end)
-        for start in slices:
-            self._merge(target, self._table(_SLICES, start), None)
+        for part in self._parts(slices):
+            self._merge(target, part, None)
 
     @override
     def emit_firing(self, start: int, end: int) -> Iterator[OperatorOutput]:
@@ -162,14 +190,31 @@ class AggregateSlices(SliceContents[AggregateRows]):
         for prepared, rows in updated:
             touched.lookup_or_insert(prepared.select(rows).keys)
         merged = GroupTable(descriptor.key_types, descriptor.kinds, descriptor.new_columns())
-        for slice_start in slices:
-            self._merge(merged, self._table(_SLICES, slice_start), touched.key_batch())
+        for part in self._parts(slices):
+            self._merge(merged, part, touched.key_batch())
         for chunk in merged.chunks(self.context.config.batch_rows):
             yield from self._results(chunk, start, end)
 
     @override
     def drop(self, start: int) -> None:
+        self._tree.changed(start)
         self.context.state.drop(_SLICES, start)
+
+    def _parts(self, slices: Sequence[int]) -> list[GroupTable]:
+        """Tables with what a window of these slices holds, in the order of their time."""
+        if not self._bound.aggregation.new_columns():
+            try:
+                return self._tree.parts(slices)
+            except AccumulatorOverflowError:  # of a part of the window, whose sum may be in range
+                self._tree.clear()
+        return [self._table(_SLICES, start) for start in slices]
+
+    def _together(self, first: GroupTable, second: GroupTable) -> GroupTable:
+        descriptor = self._bound.descriptor
+        both = GroupTable(descriptor.key_types, descriptor.kinds, [])
+        both.merge(first)
+        both.merge(second)
+        return both
 
     def _table(self, name: str, namespace: int) -> GroupTable:
         return self.context.state.group_table(name, namespace, self._bound.descriptor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.graph.window_spec import is_sliced
+from penstock.graph.window_spec import is_sliced, slice_ms
 from penstock.pb import graph_pb2
 from taskmanager.operators.aggregate_contents import AggregateInstances, AggregateSlices
 from taskmanager.operators.operator import Operator
@@ -19,7 +19,7 @@ def window_aggregate_operator(spec: graph_pb2.Operator) -> Operator:
         bound_ms = aggregate.out_of_orderness_ms if is_bounded else None
         return WindowPreAggregateOperator(spec, keys, aggregates, aggregate.window, bound_ms)
     if is_sliced(aggregate.window):
-        slices = AggregateSlices(spec, keys, aggregates)
+        slices = AggregateSlices(spec, keys, aggregates, slice_ms(aggregate.window))
         return sliced_window_operator(spec, aggregate.window, slices)
     instances = AggregateInstances(spec, keys, aggregates)
     return instance_window_operator(spec, aggregate.window, keys, instances)

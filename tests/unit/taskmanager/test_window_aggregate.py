@@ -21,7 +21,7 @@ from penstock.config import Configuration
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
 from penstock.streams.windows import Window, session, sliding, tumbling
-from taskmanager.operators import sliced_window
+from taskmanager.operators import slice_tree, sliced_window
 from taskmanager.operators.window_aggregate import window_aggregate_operator
 from tests.support.examples import examples
 from tests.support.operator_harness import OperatorHarness
@@ -56,6 +56,8 @@ WINDOWS = st.sampled_from(
         sliding(10, 5),
         sliding(10, 4, offset=1),
         sliding(7, 7),
+        sliding(24, 1),
+        sliding(36, 3, offset=1),
         session(3),
         session(8),
     ]
@@ -63,6 +65,7 @@ WINDOWS = st.sampled_from(
 
 
 @examples(200)
+@mock.patch.object(slice_tree, "SLICES_MIN", 2)
 @given(
     stream=STREAMS,
     window=WINDOWS,
@@ -70,6 +73,7 @@ WINDOWS = st.sampled_from(
     keyed=st.booleans(),
     batch_rows=st.sampled_from([1, 3, 8192]),
     late_tag=st.sampled_from(["", "late"]),
+    aggregates=st.sampled_from([ALL, NUMBERS]),
 )
 def test_equals_the_oracle_after_every_element(
     stream: list[Element],
@@ -78,10 +82,11 @@ def test_equals_the_oracle_after_every_element(
     keyed: bool,
     batch_rows: int,
     late_tag: str,
+    aggregates: dict[str, agg.Aggregate],
 ) -> None:
     keys = ("k",) if keyed else ()
     spec = window.to_proto("event", lateness, late_tag)
-    harness = _harness(spec, keys, batch_rows)
+    harness = _harness(spec, keys, batch_rows, aggregates)
     oracle = _oracle(spec, keys)
     late: list[dict[str, Any]] = []
     for element in [*stream, MAX_TIME]:
@@ -98,7 +103,7 @@ def test_equals_the_oracle_after_every_element(
         assert all(batch.num_rows <= batch_rows for batch in harness.batches)
         ends = [row[EVENT_TIME] for row in harness.rows(event_time=True)]
         assert ends == sorted(ends)
-        assert _comparable(harness.take_rows()) == _comparable(_results(expected, keys, ALL))
+        assert _comparable(harness.take_rows()) == _comparable(_results(expected, keys, aggregates))
     assert harness.counters.late_records == len(oracle.late)
     if late_tag:
         assert _as_text(late) == _as_text(oracle.late)
@@ -198,9 +203,12 @@ def test_a_time_out_of_range_is_a_bad_record() -> None:
 
 
 def _harness(
-    window: graph_pb2.WindowSpec, keys: tuple[str, ...], batch_rows: int
+    window: graph_pb2.WindowSpec,
+    keys: tuple[str, ...],
+    batch_rows: int,
+    aggregates: dict[str, agg.Aggregate] = ALL,
 ) -> OperatorHarness:
-    operator = window_aggregate_operator(window_aggregate_spec(window, keys, ALL))
+    operator = window_aggregate_operator(window_aggregate_spec(window, keys, aggregates))
     config = Configuration.from_mapping({}).model_copy(update={"batch_rows": batch_rows})
     return OperatorHarness(operator, config=config)
 

@@ -1,0 +1,152 @@
+"""Which tables, each of many slices, a window is made of (pure: what a table is, its caller knows).
+
+A window of n slices that fires with each of them would take n tables together each time. So pairs of neighbouring
+slices are taken together once, pairs of pairs, and so on: the *nodes* of a binary tree over the numbers of the
+slices. A window is then at most 2 log2(n) nodes, in the order of their time, and each slide makes about one node. Nothing is ever
+subtracted, so that numbers with fractions do not drift. Nodes are no state: they are made again from the slices.
+
+Invariant: a node holds what its slices hold; one of whose slices has changed, or is gone, is no more.
+
+Source: Tangwongsan et al., "General Incremental Sliding-Window Aggregation" (FlatFAT), here over whole tables.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+SLICES_MIN: Final = 8
+"""Windows of fewer slices are made of these: nodes would cost as much."""
+
+
+class SliceTree(Generic[T]):
+    """The nodes over the slices of one operator.
+
+    Args:
+        slice_ms: length of a slice.
+        table_of: the table of a slice, by its start.
+        together: a new table with what is in two, the earlier one first; both stay as they are.
+        size_bytes: what a table takes.
+        limit_bytes: with nodes that take more, windows are made of slices for a while.
+
+    Example: windows of eight slices; the second one takes up again what the first was made of.
+        >>> made = []
+        >>> def together(a, b):
+        ...     made.append(a + b)
+        ...     return a + b
+        >>> tree = SliceTree(10, lambda start: chr(97 + start // 10), together, len, 1_000)
+        >>> tree.parts(range(0, 80, 10)), tree.parts(range(10, 90, 10))
+        (['abcdefgh'], ['b', 'cd', 'efgh', 'i'])
+        >>> made
+        ['ab', 'cd', 'abcd', 'ef', 'gh', 'efgh', 'abcdefgh']
+        >>> tree.changed(20)
+        >>> tree.parts(range(10, 90, 10)), made[7:]
+        (['b', 'cd', 'efgh', 'i'], ['cd'])
+    """
+
+    def __init__(
+        self,
+        slice_ms: int,
+        table_of: Callable[[int], T],
+        together: Callable[[T, T], T],
+        size_bytes: Callable[[T], int],
+        limit_bytes: int,
+    ) -> None:
+        self._slice_ms = slice_ms
+        self._table_of = table_of
+        self._together = together
+        self._size_bytes = size_bytes
+        self._limit_bytes = limit_bytes
+        self._nodes: dict[tuple[int, int], T] = {}
+        """By level (2 ** level slices) and number at that level."""
+        self._top_level = 0
+        self._covered = 0
+        """Number of the slice behind the last one that a node covers."""
+        self._rests = 0
+        """Windows that are yet to be made of slices."""
+
+    def memory_bytes(self) -> int:
+        """What the nodes take."""
+        return sum(self._size_bytes(node) for node in self._nodes.values())
+
+    def parts(self, slices: Sequence[int]) -> list[T]:
+        """Tables that together hold what these slices hold, in the order of their time.
+
+        Args:
+            slices: starts of all slices of a window that have rows, ascending.
+        """
+        if self._rests:
+            self._rests -= 1
+        elif len(slices) >= SLICES_MIN:
+            return self._parts(slices)
+        return [self._table_of(start) for start in slices]
+
+    def changed(self, start: int) -> None:
+        """Rows came to a slice, or it is gone: nodes over it hold something else now."""
+        number = self._number(start)
+        if not self._nodes or number >= self._covered:
+            return
+        for level in range(1, self._top_level + 1):
+            self._nodes.pop((level, number >> level), None)
+
+    def clear(self) -> None:
+        """Forgets all nodes."""
+        self._nodes.clear()
+        self._top_level = self._covered = 0
+
+    def _number(self, start: int) -> int:
+        return start // self._slice_ms
+
+    def _parts(self, slices: Sequence[int]) -> list[T]:
+        parts = []
+        for level, number in _cover(self._number(slices[0]), self._number(slices[-1]) + 1):
+            own = self._within(slices, number << level, (number + 1) << level)
+            if own:
+                parts.append(self._part(level, number, own))
+        if self.memory_bytes() > self._limit_bytes:
+            self.clear()
+            self._rests = len(slices)
+        return parts
+
+    def _within(self, slices: Sequence[int], first: int, stop: int) -> Sequence[int]:
+        """Those of the slices that have these numbers."""
+        begin = bisect_left(slices, first * self._slice_ms)
+        return slices[begin : bisect_left(slices, stop * self._slice_ms, begin)]
+
+    def _part(self, level: int, number: int, slices: Sequence[int]) -> T:
+        """The table of those slices of a node that have rows, at least one."""
+        if len(slices) == 1:
+            return self._table_of(slices[0])
+        known = self._nodes.get((level, number))
+        if known is not None:
+            return known
+        child_level = level - 1
+        halves = []
+        for child in (2 * number, 2 * number + 1):
+            own = self._within(slices, child << child_level, (child + 1) << child_level)
+            if own:
+                halves.append(self._part(child_level, child, own))
+        if len(halves) == 1:
+            return halves[0]
+        node = self._nodes[level, number] = self._together(*halves)
+        self._top_level = max(self._top_level, level)
+        self._covered = max(self._covered, (number + 1) << level)
+        return node
+
+
+def _cover(first: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The fewest nodes, as level and number, that cover ``first .. stop - 1`` and nothing else, ascending."""
+    behind: list[tuple[int, int]] = []
+    level = 0
+    while first < stop:
+        if first & 1:
+            yield level, first
+            first += 1
+        if stop & 1:
+            stop -= 1
+            behind.append((level, stop))
+        first, stop, level = first >> 1, stop >> 1, level + 1
+    yield from reversed(behind)
