@@ -15,6 +15,7 @@ from common.log_keeper import LogKeeper
 from common.metrics_server import MetricsServer
 from common.pb import internal_pb2_grpc
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
+from jobmanager.dispatcher.drains_runner import DrainsRunner
 from jobmanager.dispatcher.failure_enricher_loader import load_failure_labels
 from jobmanager.leadership.leadership_metrics import LeadershipCollector
 from jobmanager.leadership.leadership_numbers import LeadershipNumbers
@@ -27,6 +28,7 @@ from jobmanager.servicers.internal_servicer import JobManagerInternalServicer
 from jobmanager.servicers.jobmanager_servicer import JobManagerServicer
 from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.directory_lock import DirectoryLock
+from jobmanager.stores.drains_store import DrainsStore
 from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.leader_store import LeaderStore
 from penstock.client.credentials import make_own_token
@@ -119,17 +121,17 @@ async def leading(
     """
     use_s3(lambda: config.s3)
     token, made_token_file = own_token(config, directory)
-    jobs = substore(str(kept), "jobs")
-    store = JobStore(open_store(jobs), jobs, leader)
+    store = _job_store(kept, leader)
     artifacts = ArtifactStore(storage / "artifacts")
     try:
         results = ResultsStore()
         labels = load_failure_labels(config.jobmanager_failure_enrichers)
         cluster = ClusterRunner(config, _connect(config, token, leader), clock)
         dispatcher = DispatcherRunner(config, cluster, artifacts, store, results, clock, labels)
+        drains = _drains(dispatcher, cluster, kept, leader)
         server = make_server(token)
         client_pb2_grpc.add_JobManagerServicer_to_server(
-            JobManagerServicer(dispatcher, cluster, artifacts, results, leader), server
+            JobManagerServicer(dispatcher, cluster, drains, artifacts, results, leader), server
         )
         internal_pb2_grpc.add_JobManagerInternalServicer_to_server(
             JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, leader),
@@ -140,7 +142,7 @@ async def leading(
         try:
             port = bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)
             metrics_port = metrics.start()
-            async with _acting(_log_keeper(config, directory), cluster, dispatcher):
+            async with _acting(_log_keeper(config, directory), cluster, dispatcher, drains):
                 await server.start()
                 try:
                     yield RunningJobManager(
@@ -158,12 +160,15 @@ async def leading(
 
 @asynccontextmanager
 async def _acting(
-    log_keeper: LogKeeper, cluster: ClusterRunner, dispatcher: DispatcherRunner
+    log_keeper: LogKeeper,
+    cluster: ClusterRunner,
+    dispatcher: DispatcherRunner,
+    drains: DrainsRunner,
 ) -> AsyncIterator[None]:
     """The actors, which run until the end of the block."""
     async with asyncio.TaskGroup() as tasks:
         actors = [tasks.create_task(log_keeper.run())]
-        for actor in (cluster, dispatcher):
+        for actor in (cluster, dispatcher, drains):
             started = asyncio.Event()
             actors.append(tasks.create_task(actor.run(started)))
             await started.wait()
@@ -172,6 +177,18 @@ async def _acting(
         finally:
             for task in reversed(actors):
                 task.cancel()
+
+
+def _job_store(kept: Path, leader: LeaderStore) -> JobStore:
+    jobs = substore(str(kept), "jobs")
+    return JobStore(open_store(jobs), jobs, leader)
+
+
+def _drains(
+    dispatcher: DispatcherRunner, cluster: ClusterRunner, kept: Path, leader: LeaderStore
+) -> DrainsRunner:
+    store = DrainsStore(open_store(str(kept)), str(kept), leader)
+    return DrainsRunner(dispatcher.jobs, cluster, store)
 
 
 def _connect(

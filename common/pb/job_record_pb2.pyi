@@ -334,6 +334,61 @@ class StoredCheckpointNumbers(_message.Message):
 Global___StoredCheckpointNumbers: _TypeAlias = StoredCheckpointNumbers  # noqa: Y015
 
 @_typing.final
+class StoredDrains(_message.Message):
+    """Which TaskManagers are drained, and what was asked of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DrainedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    """As of StoredJob."""
+    revision: _builtins.int
+    operations: _builtins.bytes
+    """jobmanager/job/kept_operations.py"""
+    @_builtins.property
+    def drained(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """TaskManager -> incarnation."""
+
+    def __init__(
+        self,
+        *,
+        leader_epoch: _builtins.int = ...,
+        revision: _builtins.int = ...,
+        operations: _builtins.bytes = ...,
+        drained: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained", b"drained", "leader_epoch", b"leader_epoch", "operations", b"operations", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredDrains: _TypeAlias = StoredDrains  # noqa: Y015
+
+@_typing.final
 class StoredEnd(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

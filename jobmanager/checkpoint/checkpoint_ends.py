@@ -94,7 +94,8 @@ class CheckpointEnds:
         self._requests.policy.completed(self._time.now_ms)
         self.safe_since_ms = self._time.now_ms
         if keys := self._tasks.running_of(pending.participants):
-            self._outbox.add(c.NotifyCompleted(event.checkpoint_id, keys))
+            told = c.MoveTasks if pending.is_move else c.NotifyCompleted
+            self._outbox.add(told(event.checkpoint_id, keys))
         self._outbox.answer(pending.request, event.checkpoint_id)
         self._outbox.add(
             c.ReportCompleted(checkpoint, summary, self._time.now_ms - pending.started_ms)
@@ -155,7 +156,7 @@ class CheckpointEnds:
         self._files.end(checkpoint_id)
 
     def _abort_alone(self, pending: PendingCheckpoint, reason: c.AbortReason, detail: str) -> None:
-        """A savepoint, or one that was to stop the job: this says nothing about the health of checkpoints, and
+        """A savepoint, or one behind which the job holds: this says nothing about the health of checkpoints, and
         what was held goes on."""
         checkpoint_id, request = pending.checkpoint_id, pending.request
         behind = request.properties.behind
@@ -168,8 +169,9 @@ class CheckpointEnds:
         if is_again and not has_ended_time:
             self._requests.policy.add_again(request)
         else:
-            is_stop = request.properties.is_stop
-            self._outbox.add(c.DiscardSavepoint(checkpoint_id, pending.target, is_stop))
+            if pending.target:
+                is_stop = request.properties.is_stop
+                self._outbox.add(c.DiscardSavepoint(checkpoint_id, pending.target, is_stop))
             self._outbox.answer(request, checkpoint_id, c.RequestRefused.ABORTED, detail)
             if has_ended_time and self._tasks.are_active:
                 told = (

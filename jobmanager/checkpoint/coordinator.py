@@ -18,6 +18,7 @@ Invariants (``check``, beside those of its parts):
 - each request is answered once.
 
 The checkpoint with which a job is stopped is a checkpoint like others, taken alone as savepoints are; none comes behind it.
+So is the one with which subtasks leave a TaskManager: who leaves and who goes on is said by who runs the job.
 
 A savepoint goes through the same steps, alone: it waits for what is under way, and what comes next waits for it. It
 is not registered, kept or counted, and no task builds upon it; files of the job that it refers to stay where they are.

@@ -350,6 +350,15 @@ class NotifyCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveTasks:
+    """A checkpoint is complete behind which tasks hold: those that are to leave their TaskManager begin elsewhere from it,
+    the others are told that it is complete, and go on."""
+
+    checkpoint_id: int
+    keys: tuple[AttemptKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class NotifySaved:
     """Tell tasks that a savepoint is complete: nothing is committed, and nothing builds upon it."""
 
@@ -459,6 +468,7 @@ CoordinatorEffect = (
     | SettleCheckpoint
     | ReserveIds
     | NotifyCompleted
+    | MoveTasks
     | NotifySaved
     | NotifyAborted
     | DeleteFiles

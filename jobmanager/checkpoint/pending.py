@@ -109,7 +109,12 @@ class PendingCheckpoint:
     @property
     def is_alone(self) -> bool:
         """Whether nothing else is under way beside it."""
-        return self.is_savepoint or self.is_stop
+        return self._properties.is_alone
+
+    @property
+    def is_move(self) -> bool:
+        """Whether some of the job's subtasks are started elsewhere from it."""
+        return self._properties.is_move
 
     @property
     def target(self) -> str:

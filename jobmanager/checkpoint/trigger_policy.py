@@ -16,7 +16,8 @@ What holds back what:
     another one under way, min-pause>0  no      no          no          yes        no
     pause after failures in a row       no      no          no          yes        yes
 
-What is said of savepoints holds for the checkpoint with which a job is stopped, too. A savepoint aborts nothing and shares nothing with what goes on beside it, so it is alone: it waits for what is
+What is said of savepoints holds for the checkpoints behind which a job holds, too: to be stopped, or to leave a
+TaskManager. A savepoint aborts nothing and shares nothing with what goes on beside it, so it is alone: it waits for what is
 under way, and what comes next waits for it, in both cases no longer than a checkpoint may take (``expired``).
 
 The interval counts from the start of the last checkpoint of the job's own, since any of them makes work safe; a
@@ -85,8 +86,8 @@ class Request:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nothing else is under way beside it: a savepoint, or the one with which a job is stopped."""
-        return self.properties.is_savepoint or self.properties.is_stop
+        """Whether nothing else is under way beside it: a savepoint, or one behind whose barrier the job holds."""
+        return self.properties.is_alone
 
 
 PERIODIC: Final = Request()

@@ -111,7 +111,7 @@ class RecoveryRunner:
 
     def _keep_ended(self, stored: StoredJob, end: JobEndedError) -> None:
         now_ms = self._clock.now_ms()
-        operations = OperationsRunner(stored.job_id, kept=stored.record.operations)
+        operations = OperationsRunner(f"job {stored.job_id}", kept=stored.record.operations)
         operations.end_all()
         record = JobRecord(
             stored.job_id,

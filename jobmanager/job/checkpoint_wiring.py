@@ -52,7 +52,7 @@ CoordinatorFactory = Callable[[tuple[CompletedCheckpoint, ...], int], Coordinato
 """Makes the coordinator from the retained checkpoints and the next checkpoint id."""
 
 
-WiredEffect = job_effects.JobEffect | c.FailJob
+WiredEffect = job_effects.JobEffect | c.FailJob | c.MoveTasks
 
 
 class CheckpointWiring:
@@ -175,6 +175,10 @@ class CheckpointWiring:
             raise InvariantViolation(f"{type(event).__name__} came before the job was prepared")
         return self._step(event, splits)
 
+    def go_on(self, moved: c.MoveTasks) -> list[WiredEffect]:
+        """Those of these tasks that run hear that what they hold behind is complete."""
+        return self._send(c.NotifyCompleted(moved.checkpoint_id, moved.keys))
+
     def _exchange_under_way(self) -> str:
         """A blocking exchange that has not been read to its end; "" = none is.
 
@@ -223,7 +227,7 @@ class CheckpointWiring:
                     for uid, ids in splits.done_by(key.subtask)
                 )
                 return [job_effects.WriteManifest(effect, done, splits.done)]
-            case c.FailJob():
+            case c.FailJob() | c.MoveTasks():
                 return [effect]
             case c.AnswerRequest(request_id) if request_id == self._final_request:
                 if effect.refused is None:

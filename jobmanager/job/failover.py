@@ -187,6 +187,12 @@ class Failover:
         self._note(cause, restarted, delay_ms, joined=joins)
         return Recovery(delay_ms, restarted, cause)
 
+    def moved(
+        self, subtasks: frozenset[SubtaskId], missing: Iterable[KeptOutput]
+    ) -> frozenset[SubtaskId]:
+        """What begins again where some subtasks leave their TaskManager, which is no failure and counts as none."""
+        return self._restarted(subtasks, missing)
+
     def join_end(self, cause: FailureCause) -> FailureCause:
         """A failure that comes while the job ends for another; returns the cause as the job shows it."""
         cause = self._strategy.told(cause)

@@ -109,7 +109,7 @@ class JobCheckpointsRunner:
         keep = self._keep_operations if job.outlives_jobmanager else None
         self.asked = UserOperationsRunner(
             job_id,
-            OperationsRunner(job_id, in_order, keep, options.operations),
+            OperationsRunner(f"job {job_id}", in_order, keep, options.operations),
             self._requests,
             self._savepoints,
             self._calls,

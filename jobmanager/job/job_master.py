@@ -46,6 +46,7 @@ from jobmanager.graph.execution_attempt import (
 )
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.job.attempt_reports import AttemptReports
+from jobmanager.job.departures import Departures
 from jobmanager.job.failover import ALL
 from jobmanager.job.group_preparations import GroupPreparations
 from jobmanager.job.group_restarts import GroupRestarts
@@ -101,6 +102,7 @@ class JobMaster(JobMasterViews):
         self._restarts = GroupRestarts(parts, self._preparations, self._starts)
         self._reports = AttemptReports(parts)
         self._losses = Losses(parts, self._reports)
+        self._departures = Departures(parts)
         self._early: list[job_events.AttemptEvent] = []
         """Said of attempts that are not known yet, since another JobManager has deployed them."""
         self._effects: list[job_effects.JobEffect] = []
@@ -129,8 +131,7 @@ class JobMaster(JobMasterViews):
             self._go_on(was_settled=was_settled)
             self._effects += self.speculation.settle()
             self.check_step()
-            key = getattr(event, "key", None)
-            if key is not None:
+            if (key := getattr(event, "key", None)) is not None:
                 self.graph.check_step(key.subtask)
         except InvariantViolation as error:
             raise InvariantViolation(f"{error}; story: {' | '.join(self.story)}") from error
@@ -155,8 +156,8 @@ class JobMaster(JobMasterViews):
             case job_events.JobStarted():
                 self._start()
             case job_events.StartPrepared() | job_events.StartNotPrepared():
-                may_adopt = self._phase is JobPhase.ADOPTING
-                self._perform(self._preparations.take(event, may_adopt=may_adopt))
+                adopts = self._phase is JobPhase.ADOPTING
+                self._perform(self._preparations.take(event, may_adopt=adopts))
             case job_events.PartitionsLocated():
                 self._perform(self._preparations.take_located(event))
             case job_events.AttemptsFound():
@@ -187,6 +188,8 @@ class JobMaster(JobMasterViews):
                 self._retry_final()
             case job_events.CallFailed():
                 self._perform(self._losses.take_failed_call(event))
+            case job_events.TaskManagerDrained() | job_events.TaskManagerInUse():
+                self._perform(self._departures.take(event))
             case job_events.TaskManagerGone():
                 self._perform(self._losses.lose_taskmanager(event))
             case job_events.CancelRequested():
@@ -214,6 +217,8 @@ class JobMaster(JobMasterViews):
                     self._fail(Failed(cause, ALL, is_free=effect.is_free))
                 case Dropped():
                     self.dropped_events += 1
+                case c.MoveTasks():
+                    self._leave(effect)
                 case _:
                     self._parts.failover.note_checkpoints(effect)
                     self._effects.append(effect)
@@ -266,6 +271,7 @@ class JobMaster(JobMasterViews):
             self._note_running()
             if self._phase is JobPhase.ADOPTING and groups.in_phase(GroupPhase.INPUTS):
                 self._phase = next_phase(self._phase, JobTurn.BEGUN)
+            self._perform(self._departures.leave_idle())
             self._perform(self._starts.go_on())
             if groups.are_settled and not was_settled:
                 self._note_all_started()
@@ -293,9 +299,8 @@ class JobMaster(JobMasterViews):
 
     def _complete_output(self) -> None:
         """Every attempt has finished or waits: its output is made visible."""
-        parts = self._parts
-        if parts.wiring is not None:
-            self._perform(parts.wiring.request_final(parts.splits, parts.now_ms))
+        if (wiring := self._parts.wiring) is not None:
+            self._perform(wiring.request_final(self._parts.splits, self._parts.now_ms))
         elif self._phase is not JobPhase.COMMITTED:
             self._phase = next_phase(self._phase, JobTurn.ALL_DONE)
             if self.options.survives:
@@ -312,8 +317,7 @@ class JobMaster(JobMasterViews):
             self.dropped_events += 1
             return
         running = self.graph.attempts_of(self.graph.in_state(AttemptState.RUNNING))
-        commits = (job_effects.CommitOutput(attempt.key) for attempt in running)
-        self._perform(self._parts.sent(commits))
+        self._perform(self._parts.sent(job_effects.CommitOutput(one.key) for one in running))
 
     def _retry_final(self) -> None:
         if self._parts.wiring is None or not self._runs:
@@ -373,8 +377,14 @@ class JobMaster(JobMasterViews):
             return
         is_known = joins or event.resumes
         self.failure = more_telling(self.failure, cause) if is_known else cause
-        concerned = groups.concerned(event.failed, recovery.subtasks)
-        self._restart(joined, recovery.delay_ms, concerned)
+        self._restart(joined, recovery.delay_ms, groups.concerned(event.failed, recovery.subtasks))
+
+    def _leave(self, told: c.MoveTasks) -> None:
+        """Begins elsewhere what runs on TaskManagers that are drained."""
+        may_leave = self._phase is JobPhase.ACTIVE and not self.options.has_committed
+        if may_leave and (leaving := self._departures.begin()):
+            self._restart(self._parts.groups.restarted_with(leaving), 0, leaving)
+        self._perform(self._departures.go_on(told))
 
     def _restart(self, joined: Group | None, delay_ms: int, subtasks: frozenset[SubtaskId]) -> None:
         """Stops subtasks that are to begin again."""
@@ -453,14 +463,14 @@ class JobMaster(JobMasterViews):
             self._fail(Failed(not_promoted(event.cause), ALL))
 
     def _end(self, state: JobState) -> None:
-        is_final = self._phase is JobPhase.ENDING_FOR_GOOD
-        self._perform(self._parts.stop_checkpoints())
+        parts, is_final = self._parts, self._phase is JobPhase.ENDING_FOR_GOOD
+        self._perform(parts.stop_checkpoints())
         if state is not self.state:
             self._become(state)
         self._phase = next_phase(self._phase, JobTurn.ALL_OVER)
-        had_others = self.failure is not None or self.options.is_recovered
+        had_others = self.failure is not None or self.options.is_recovered or parts.has_left
         sweeps = state is JobState.CANCELED and is_final and had_others
-        self._perform(left_at_end(self._parts, state, sweeps=sweeps))
+        self._perform(left_at_end(parts, state, sweeps=sweeps))
 
     def _become(self, state: JobState) -> None:
         if state not in TRANSITIONS[self.state]:

@@ -1,4 +1,4 @@
-"""What a user has asked of a job under an id: a checkpoint, a savepoint, a stop."""
+"""What a user has asked for under an id: a checkpoint, a savepoint, a stop of a job; a drain of a TaskManager."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class OperationKind(Enum):
     CHECKPOINT = "checkpoint"
     SAVEPOINT = "savepoint"
     STOP = "stop"
+    DRAIN = "drain"
 
 
 class OperationStatus(Enum):
@@ -30,11 +31,13 @@ class JobOperation:
     """One of them.
 
     Attributes:
-        path: of a savepoint: the directory that it is, or is to be.
-        wanted: format of a savepoint, or what happens behind the barrier of a stop; by its name.
+        path: of a savepoint: the directory that it is, or is to be; of a drain: the TaskManager.
+        wanted: format of a savepoint, what happens behind the barrier of a stop, what becomes of what a TaskManager
+            keeps; by its name.
         error: why it failed.
         checkpoint_id: what was taken; 0 = nothing yet.
         is_uploaded: all of it was written anew, since it lies in another store.
+        progress: what it waits for.
         is_taken_back: the job has gone back behind the savepoint before its output was committed.
     """
 
@@ -47,6 +50,7 @@ class JobOperation:
     checkpoint_id: int = 0
     is_uploaded: bool = False
     is_taken_back: bool = False
+    progress: str = ""
     has_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def result(self) -> JobOperation:

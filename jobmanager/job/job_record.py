@@ -94,7 +94,7 @@ class JobRecord:
         self._slot_wait = slot_wait
         self._problem = problem
         self._repeated = repeated
-        self.operations = operations or OperationsRunner(job_id)
+        self.operations = operations or OperationsRunner(f"job {job_id}")
         self._has_discarded = has_discarded
         self._started_from = started_from
         self._run_options = list(graph.run_options)

@@ -41,6 +41,7 @@ class Losses:
     def lose_taskmanager(self, event: job_events.TaskManagerGone) -> list[PartEffect]:
         """A TaskManager is gone, and with it whatever ran there."""
         id, parts = event.taskmanager_id, self._parts
+        parts.drained.pop(id, None)
         parts.partitions.lose_taskmanager(id)
         parts.lease.lose(id)
         effects: list[PartEffect] = [*parts.speculation.lose_taskmanager(id, event.cause)]

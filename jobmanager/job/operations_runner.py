@@ -1,8 +1,8 @@
-"""What users have asked of a job under an id of their own: checkpoints and savepoints.
+"""What users have asked for under an id of their own: checkpoints and savepoints of a job, drains of TaskManagers.
 
 Asked for twice under one id, a thing is done once, and whoever asks later waits for the same end. What has ended
-can be asked for as long as it is among the last ones; nobody's going away ends an operation. They are kept in the
-job's record, before anything is done and again at the end, so that the next JobManager knows them and goes on with
+can be asked for as long as it is among the last ones; nobody's going away ends an operation. They are kept, in a
+job's record or in one of their own, before anything is done and again at the end, so that the next JobManager knows them and goes on with
 what has not ended.
 """
 
@@ -24,28 +24,32 @@ _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class OperationsRunner:
-    """The operations of one job.
+    """The operations of one job, or of the cluster.
 
     Args:
-        job_id: the job.
+        owner: whose they are, for messages.
         in_order: runs actions of one lane one after the other.
-        keep: writes what is kept into the job's record; None = it ends with this JobManager.
+        keep: writes what is kept; None = it ends with this JobManager.
         kept: what an earlier JobManager has written there.
+        when_over: what those are told who wait when nobody works on it here any more.
     """
 
     def __init__(
         self,
-        job_id: str,
+        owner: str,
         in_order: Callable[[str, Callable[[], Awaitable[None]]], None] = lambda _lane, _action: (
             None
         ),
         keep: Callable[[bytes], Awaitable[None]] | None = None,
         kept: bytes = b"",
+        *,
+        when_over: Callable[[], StreamError] | None = None,
     ) -> None:
-        self._job_id = job_id
+        self._owner = owner
+        self._when_over = when_over or (lambda: StreamError(f"{owner} has ended"))
         self._in_order = in_order
         self._keep = keep
-        self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+        self._log = structlog.get_logger(__name__).bind(owner=owner)
         self._operations = {one.operation_id: one for one in self._known(kept)}
 
     def _known(self, kept: bytes) -> list[JobOperation]:
@@ -80,7 +84,7 @@ class OperationsRunner:
             return wanted
         if (known.kind, known.path) != (wanted.kind, wanted.path):
             raise JobRejected(
-                f"operation {known.operation_id} of job {self._job_id} is a {known.kind.value} "
+                f"operation {known.operation_id} of {self._owner} is a {known.kind.value} "
                 f"{known.path}".rstrip()
             )
         return known
@@ -90,7 +94,7 @@ class OperationsRunner:
         for operation in self.under_way():
             place = f": look at {operation.path}" if operation.path else ""
             operation.error = StreamError(
-                f"job {self._job_id} and its JobManager ended before it was known what came of it{place}"
+                f"{self._owner} and its JobManager ended before it was known what came of it{place}"
             )
             operation.status = OperationStatus.FAILED
             operation.has_ended.set()
@@ -138,7 +142,7 @@ class OperationsRunner:
         """
         known = self._operations.get(operation_id)
         if known is None:
-            raise JobNotFound(f"job {self._job_id} knows no operation {operation_id!r}")
+            raise JobNotFound(f"{self._owner} knows no operation {operation_id!r}")
         return known
 
     async def _do(
@@ -153,7 +157,7 @@ class OperationsRunner:
             self._log.warning(f"{operation.kind.value}.failed", reason=str(error), **named)
             await self._keep_end(operation)
         except asyncio.CancelledError:
-            operation.error = StreamError(f"job {self._job_id} has ended")
+            operation.error = self._when_over()
             operation.status = OperationStatus.FAILED
             raise
         else:

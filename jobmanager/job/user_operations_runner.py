@@ -12,8 +12,13 @@ from jobmanager.job.job_calls_runner import JobCallsRunner
 from jobmanager.job.job_operation import JobOperation, OperationKind
 from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.job.savepoints_runner import SavepointsRunner
-from penstock.errors import JobRejected
-from penstock.storage.checkpoint_properties import PLAIN, BehindBarrier, SavepointFormat
+from penstock.errors import InvariantViolation, JobRejected
+from penstock.storage.checkpoint_properties import (
+    PLAIN,
+    BehindBarrier,
+    CheckpointProperties,
+    SavepointFormat,
+)
 from penstock.storage.open_store import substore
 from penstock.storage.savepoint import savepoint_name
 
@@ -117,6 +122,21 @@ class UserOperationsRunner:
             )
         return savepoints, substore(directory, savepoint_name(self._job_id, operation_id))
 
+    @property
+    def may_move(self) -> bool:
+        """Whether the job takes checkpoints, and so can leave a TaskManager with one."""
+        return self._savepoints is not None
+
+    async def move(self, request_id: str) -> None:
+        """Takes a checkpoint with which the job leaves the TaskManagers that are drained.
+
+        Raises:
+            TasksNotRunningError: it is beginning, again or still.
+            StreamError: it was not taken; the job runs on where it is.
+        """
+        properties = CheckpointProperties(behind=BehindBarrier.MOVE)
+        await self._requests.request(request_id, properties)
+
     async def _take_checkpoint(self, operation: JobOperation) -> None:
         operation.checkpoint_id = await self._requests.request(operation.operation_id, PLAIN)
 
@@ -144,6 +164,8 @@ class UserOperationsRunner:
                         await savepoints.take(operation, SavepointFormat[operation.wanted])
                     case OperationKind.STOP:
                         await savepoints.settle_stop(operation, stopped_id)
+                    case OperationKind.DRAIN:
+                        raise InvariantViolation("drains are the cluster's, and no job's")
             except TasksNotRunningError:
                 if not await self._calls.pause_after(attempt):
                     raise

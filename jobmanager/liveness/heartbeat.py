@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from jobmanager.liveness.loss_reason import LossReason
+
 
 @dataclass(frozen=True, slots=True)
 class Silent:
@@ -31,6 +33,21 @@ class Silent:
     taskmanager_id: str
     silent_ms: int
     witnesses: tuple[str, ...]
+
+    def loss(self, timeout_ms: int) -> tuple[LossReason, str]:
+        """How the JobManager came to know, and in words.
+
+        Args:
+            timeout_ms: after which silence alone is enough.
+        """
+        if not self.witnesses:
+            told = f"no heartbeat for {timeout_ms / 1000:g} s (heartbeat.timeout)"
+            return LossReason.HEARTBEAT_TIMEOUT, told
+        seen = ", ".join(self.witnesses)
+        told = (
+            f"no heartbeat for {self.silent_ms / 1000:.1f} s, and it could not be reached by {seen}"
+        )
+        return LossReason.UNREACHABLE, told
 
 
 @dataclass(slots=True)

@@ -270,6 +270,26 @@ class TaskManagerGone:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskManagerDrained:
+    """The job is to leave a TaskManager: with the next checkpoint for that, and with what has nothing to do there.
+
+    Attributes:
+        makes_again: what it keeps there and somebody reads yet is made again elsewhere, and not waited for; a job that
+            takes no checkpoints begins again for that.
+    """
+
+    taskmanager_id: str
+    makes_again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaskManagerInUse:
+    """A TaskManager takes the job's tasks again."""
+
+    taskmanager_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class CancelRequested:
     """The user wants the job to end.
 
@@ -384,6 +404,8 @@ OwnEvent = (
     | PartitionsPromoted
     | PartitionsNotPromoted
     | TaskManagerGone
+    | TaskManagerDrained
+    | TaskManagerInUse
     | CancelRequested
     | SuspendRequested
     | FailureRequested

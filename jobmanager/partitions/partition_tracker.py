@@ -88,13 +88,14 @@ class PartitionTracker:
             partition
             for partition, attempt in self._missing
             if attempt == self._producer(partition).key.attempt
-            and (
-                self._is_persisted(partition)
-                or not all(
-                    self._graph.current_of(consumer).done_or_waiting and consumer not in stopping
-                    for consumer in self._regions.consumers_of(partition)
-                )
-            )
+            and (self._is_persisted(partition) or not self._is_read(partition, stopping))
+        )
+
+    def _is_read(self, partition: KeptOutput, stopping: frozenset[SubtaskId]) -> bool:
+        """Whether every consumer has read it to its end."""
+        return all(
+            self._graph.current_of(consumer).done_or_waiting and consumer not in stopping
+            for consumer in self._regions.consumers_of(partition)
         )
 
     def is_kept(self, partition: KeptOutput) -> bool:
@@ -169,6 +170,20 @@ class PartitionTracker:
             if held.taskmanager_id != taskmanager_id
         }
         self._holders.discard(taskmanager_id)
+
+    def give_up(self, taskmanager_id: str) -> None:
+        """What it holds is made again elsewhere; it lives on, and is told at the job's end."""
+        self._lose(v for v, held in self._held.items() if held.taskmanager_id == taskmanager_id)
+
+    def is_needed_in(self, slot_id: str) -> bool:
+        """Whether the process in a slot keeps rows that somebody may read yet."""
+        return any(
+            held.slot_id == slot_id
+            and not held.is_blocking
+            and not self._is_outdated(version)
+            and (self._is_persisted(version[0]) or not self._is_read(version[0], frozenset()))
+            for version, held in self._held.items()
+        )
 
     def lose_slots(self, slot_ids: Iterable[str]) -> None:
         """Processes have ended, and what was kept in them is gone."""

@@ -33,6 +33,7 @@ from jobmanager.scheduler.registered_client import (
     SlotCounts,
     check_registration,
     facts_of,
+    slot_wait,
 )
 from jobmanager.scheduler.sought_attempts import SoughtAttempts
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
@@ -84,6 +85,8 @@ class ClusterRunner:
         self._settled_at_ms = self._now_ms() + patience_ms + _REGISTRATION_RETRY_MS
         self.partitions = HeldPartitionsRunner(self.client, self._start, lambda: self.settles_in_s)
         self.counts = SlotCounts()
+        self.drained: dict[str, str] = {}
+        """TaskManagers that are given no more tasks, as long as they are registered as this incarnation."""
         self.losses: Mapping[LossReason, int] = {}
         """TaskManagers lost since the start; replaced as a whole, like ``counts``."""
 
@@ -164,7 +167,9 @@ class ClusterRunner:
         held = self.sought.told(id, incarnation, request.held_attempts)
         # Before the pool gives away any of the others.
         self._taskmanagers[id].taken_over = taken_over = tuple(held)
-        self._step(s.TaskManagerAdded(id, incarnation, request.slots, tuple(held.items())))
+        is_drained = self._taskmanagers[id].is_drained = self.drained.get(id) == incarnation
+        slots = tuple(held.items())
+        self._step(s.TaskManagerAdded(id, incarnation, request.slots, slots, is_drained))
         self._registrations.set()
         return taken_over
 
@@ -259,10 +264,9 @@ class ClusterRunner:
 
     def details(self) -> list[client_pb2.TaskManagerDetails]:
         """What clients see."""
-        return [
-            taskmanager.details(*self._pool.counts(id), self.partitions.of(id))
-            for id, taskmanager in sorted(self._taskmanagers.items())
-        ]
+        counts, held = self._pool.counts, self.partitions.of
+        known = sorted(self._taskmanagers.items())
+        return [taskmanager.details(*counts(id), held(id)) for id, taskmanager in known]
 
     def _watch(
         self, taskmanager_id: str, incarnation: str, client: TaskManagerClient
@@ -283,21 +287,14 @@ class ClusterRunner:
         return TaskManagerWatch(client.reachability, on_refused, on_doubt)
 
     def _lose_silent(self, silent: Silent) -> None:
-        if not silent.witnesses:
-            timeout_s = self._config.heartbeat_timeout_ms / 1000
-            reason = f"no heartbeat for {timeout_s:g} s (heartbeat.timeout)"
-            self._lose(silent.taskmanager_id, LossReason.HEARTBEAT_TIMEOUT, reason)
-            return
-        reason = (
-            f"no heartbeat for {silent.silent_ms / 1000:.1f} s, and it could not be reached by "
-            f"{', '.join(silent.witnesses)}"
-        )
-        self._lose(silent.taskmanager_id, LossReason.UNREACHABLE, reason)
+        loss, reason = silent.loss(self._config.heartbeat_timeout_ms)
+        self._lose(silent.taskmanager_id, loss, reason)
 
     def _lose(
         self, taskmanager_id: str, loss: LossReason, reason: str, *, is_planned: bool = False
     ) -> None:
         taskmanager = self._taskmanagers.pop(taskmanager_id)
+        self.drained.pop(taskmanager_id, None)
         self.losses = Counter(self.losses) + Counter([loss])
         self._monitor.remove(taskmanager_id)
         self.sought.lost(taskmanager_id)
@@ -405,14 +402,7 @@ class ClusterRunner:
         requests = self._pool.open_requests(job_id)
         if not requests:
             return None
-        timeout_ms = self._wait_ms_by_job[job_id]
-        return client_pb2.SlotWait(
-            needed=sum(request.count for request in requests),
-            free=self._pool.free,
-            total=self._pool.total,
-            waited_ms=timeout_ms - (requests[0].deadline_ms - self._now_ms()),
-            timeout_ms=timeout_ms,
-        )
+        return slot_wait(requests, self.counts, self._wait_ms_by_job[job_id], self._now_ms())
 
     def withdraw_request(self, job_id: str, group: int) -> None:
         """Asks no longer."""
@@ -423,6 +413,10 @@ class ClusterRunner:
         slot = self._pool.take_spare(job_id, avoided)
         self._count()
         return slot
+
+    def offered(self, taskmanager_id: str) -> tuple[int, int]:
+        """All slots, and free ones, that a TaskManager offers now."""
+        return (0, 0) if self.drained.get(taskmanager_id) else self._pool.counts(taskmanager_id)
 
     def take_back(self, job_id: str, slots: tuple[Slot, ...]) -> None:
         """Slots whose processes have ended."""
@@ -439,6 +433,13 @@ class ClusterRunner:
             slot for slot in slots if self.is_registered(slot.taskmanager_id, slot.incarnation)
         ]
         self._unconfirmed |= dict.fromkeys(known, job_id)
+
+    def drain(self, taskmanager_id: str, *, is_drained: bool) -> None:
+        """Gives a TaskManager no more tasks, or gives it tasks again."""
+        taskmanager = self._taskmanagers[taskmanager_id]
+        taskmanager.is_drained = is_drained
+        self.drained[taskmanager_id] = taskmanager.incarnation if is_drained else ""
+        self._step(s.TaskManagerOffers(taskmanager_id, is_drained))
 
     def held_slots(self, job_id: str) -> Mapping[str, tuple[Slot, ...]]:
         """TaskManager -> the slots of it that a job has."""
@@ -479,12 +480,11 @@ class ClusterRunner:
         self, job_id: str, waiting: Collection[str], error: InvariantViolation
     ) -> None:
         """Whoever a bug in here concerns ends: the job that the event was about, else those that wait."""
-        cause = FailureCause(
-            "Unrecoverable",
+        message = (
             f"the JobManager's own account of the slots is wrong: {error}; its log has the story "
-            "(slots.inconsistent)",
-            timestamp_ms=self._clock.now_ms(),
+            "(slots.inconsistent)"
         )
+        cause = FailureCause("Unrecoverable", message, timestamp_ms=self._clock.now_ms())
         for concerned in (job_id,) if job_id else waiting:
             inbox = self._inboxes.get(concerned)
             if inbox is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from jobmanager.messages import job_events
 from jobmanager.partitions.held_partitions import Holdings
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.admission import TaskManagerFacts
+from jobmanager.scheduler.slots import SlotsRequested
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
 from penstock.client.addresses import parse_address
 from penstock.errors import ConfigurationError, JobRejected
@@ -62,6 +64,7 @@ class RegisteredTaskManager:
             held_partitions_bytes=held.size_bytes,
             memory_bytes=self.memory_bytes,
             spill_bytes=self.spill_bytes,
+            drained=self.is_drained,
             slots=[
                 client_pb2.SlotDetails(
                     slot_id=slot.slot_id,
@@ -75,6 +78,8 @@ class RegisteredTaskManager:
 
     memory_bytes: int = 0
     spill_bytes: int = 0
+    is_drained: bool = False
+    """It is given no more tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,19 @@ class SlotCounts:
     taskmanagers: int = 0
     waiting_jobs: int = 0
     dropped_events: int = 0
+
+
+def slot_wait(
+    requests: Sequence[SlotsRequested], counts: SlotCounts, timeout_ms: int, now_ms: int
+) -> client_pb2.SlotWait:
+    """What clients see of requests for slots, the oldest first."""
+    return client_pb2.SlotWait(
+        needed=sum(request.count for request in requests),
+        free=counts.free,
+        total=counts.total,
+        waited_ms=timeout_ms - (requests[0].deadline_ms - now_ms),
+        timeout_ms=timeout_ms,
+    )
 
 
 def facts_of(request: internal_pb2.RegisterTaskManagerRequest) -> TaskManagerFacts:

@@ -7,6 +7,8 @@ at that moment. A spare slot is for whoever can do without: it is given only whe
 
 Groups of a job's subtasks ask one by one: none of them waits for slots of another.
 
+A TaskManager that is drained offers nothing: its slots count for nobody but those who have them.
+
 Invariants (``check``): a slot is held by at most one job; a group of a job has at most one open request; a
 request is granted exactly what it asked for, or times out, or is withdrawn; slots of a TaskManager
 that was lost, or that came back as a new incarnation, are held by nobody.
@@ -31,12 +33,14 @@ class TaskManagerAdded:
 
     Attributes:
         held: slots in which attempts of an earlier JobManager run: slot id and job id.
+        is_drained: it offers nothing.
     """
 
     taskmanager_id: str
     incarnation: str
     slot_count: int
     held: tuple[tuple[str, str], ...] = ()
+    is_drained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,14 @@ class TaskManagerRemoved:
     """A TaskManager is lost or has said goodbye."""
 
     taskmanager_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskManagerOffers:
+    """A TaskManager offers its slots again, or no longer."""
+
+    taskmanager_id: str
+    is_drained: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,7 @@ class TimePassed:
 SlotEvent = (
     TaskManagerAdded
     | TaskManagerRemoved
+    | TaskManagerOffers
     | SlotsRequested
     | RequestWithdrawn
     | SlotsFreed
@@ -121,6 +134,7 @@ class _TaskManager:
     incarnation: str
     free: list[Slot]
     holder: dict[Slot, str] = field(default_factory=dict)
+    is_drained: bool = False
 
     @property
     def total(self) -> int:
@@ -145,9 +159,9 @@ class SlotPool:
         self._taskmanagers: dict[str, _TaskManager] = {}
         self._queue: dict[tuple[str, int], SlotsRequested] = {}
         self.total = 0
-        """Slots of all TaskManagers."""
+        """Slots of all TaskManagers that are not drained."""
         self.free = 0
-        """Slots that nobody has."""
+        """Those of them that nobody has."""
         self.dropped_events = 0
         """Frees of slots that the job does not hold, and other events that come too late."""
 
@@ -215,6 +229,8 @@ class SlotPool:
             case TaskManagerRemoved():
                 if not self._remove(event.taskmanager_id):
                     self.dropped_events += 1
+            case TaskManagerOffers():
+                self._note_drained(event)
             case SlotsRequested():
                 assert event.count >= 1, "a job needs at least one slot"
                 key = event.job_id, event.group
@@ -245,7 +261,23 @@ class SlotPool:
         return self._take(job_id, free)
 
     def _with_free(self) -> set[str]:
-        return {id for id, taskmanager in self._taskmanagers.items() if taskmanager.free}
+        offering = self._offering()
+        return {id for id, taskmanager in offering.items() if taskmanager.free}
+
+    def _offering(self) -> dict[str, _TaskManager]:
+        return {id: one for id, one in self._taskmanagers.items() if not one.is_drained}
+
+    def _note_drained(self, event: TaskManagerOffers) -> None:
+        taskmanager = self._taskmanagers.get(event.taskmanager_id)
+        if taskmanager is None or taskmanager.is_drained == event.is_drained:
+            self.dropped_events += 1
+            return
+        taskmanager.is_drained = event.is_drained
+        self._count(taskmanager, -1 if event.is_drained else 1)
+
+    def _count(self, taskmanager: _TaskManager, times: int) -> None:
+        self.total += times * taskmanager.total
+        self.free += times * len(taskmanager.free)
 
     def _add(self, event: TaskManagerAdded) -> None:
         known = self._taskmanagers.get(event.taskmanager_id)
@@ -261,17 +293,18 @@ class SlotPool:
             event.incarnation,
             free=[slot for slot in slots if slot.slot_id not in held],
             holder={slot: held[slot.slot_id] for slot in slots if slot.slot_id in held},
+            is_drained=event.is_drained,
         )
-        self.total += added.total
-        self.free += len(added.free)
+        if not added.is_drained:
+            self._count(added, 1)
 
     def _remove(self, taskmanager_id: str) -> bool:
         """Forgets a TaskManager and its slots; False = it is unknown."""
         taskmanager = self._taskmanagers.pop(taskmanager_id, None)
         if taskmanager is None:
             return False
-        self.total -= taskmanager.total
-        self.free -= len(taskmanager.free)
+        if not taskmanager.is_drained:
+            self._count(taskmanager, -1)
         return True
 
     def _free(self, job_id: str, slot: Slot) -> None:
@@ -280,7 +313,7 @@ class SlotPool:
             self.dropped_events += 1
             return
         del taskmanager.holder[slot]
-        self.free += 1
+        self.free += not taskmanager.is_drained
         taskmanager.free.append(slot)
         taskmanager.free.sort(key=lambda free: free.slot_id)
 
@@ -321,7 +354,7 @@ class SlotPool:
                 request.count,
                 self.total,
                 self.free,
-                len(self._taskmanagers),
+                len(self._offering()),
                 request.group,
             )
             for request in overdue
@@ -352,8 +385,9 @@ class SlotPool:
             for slot in (*taskmanager.free, *taskmanager.holder)
         )
         assert all(count == 1 for count in everywhere.values()), "a slot is in one place"
-        assert self.total == len(everywhere), "each slot is counted"
-        free = sum(len(taskmanager.free) for taskmanager in self._taskmanagers.values())
+        offering = self._offering().values()
+        assert self.total == sum(one.total for one in offering), "each slot is counted"
+        free = sum(len(taskmanager.free) for taskmanager in offering)
         assert self.free == free, "each free slot is counted"
         for taskmanager_id, taskmanager in self._taskmanagers.items():
             for slot in (*taskmanager.free, *taskmanager.holder):

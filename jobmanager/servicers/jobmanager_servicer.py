@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
+from jobmanager.dispatcher.drains_runner import DrainsRunner
 from jobmanager.installed_version import penstock_version
 from jobmanager.job.operation_views import operation_message
 from jobmanager.partitions.promoted import newest_named
@@ -39,12 +40,14 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         self,
         dispatcher: DispatcherRunner,
         cluster: ClusterRunner,
+        drains: DrainsRunner,
         artifacts: ArtifactStore,
         results: ResultsStore,
         leader: LeaderStore,
     ) -> None:
         self._dispatcher = dispatcher
         self._cluster = cluster
+        self._drains = drains
         self._artifacts = artifacts
         self._results = results
         self._leader = leader
@@ -179,10 +182,29 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         return operation_message(self._dispatcher.find(request.job_id).job_id, operation)
 
     @override
+    async def DrainTaskManager(
+        self, request: client_pb2.DrainTaskManagerRequest, context: Any
+    ) -> client_pb2.OperationDetails:
+        """Drains a TaskManager, or takes it in use again; answers when that has ended."""
+        taskmanager_id, operation_id = request.taskmanager_id, request.operation_id
+        if request.undo:
+            await self._drains.undo(taskmanager_id)
+            return client_pb2.OperationDetails(
+                kind=client_pb2.OPERATION_KIND_DRAIN, taskmanager_id=taskmanager_id
+            )
+        operation = await self._drains.drain(
+            taskmanager_id, operation_id, makes_again=request.makes_again
+        )
+        return operation_message("", operation)
+
+    @override
     async def GetOperation(
         self, request: client_pb2.GetOperationRequest, context: Any
     ) -> client_pb2.OperationDetails:
-        """What somebody has asked of a job, as it stands."""
+        """What somebody has asked of a job, or a TaskManager, as it stands."""
+        drain = self._drains.find(request.job_id, request.operation_id)
+        if drain is not None:
+            return operation_message("", drain)
         operation = self._dispatcher.operation(request.job_id, request.operation_id)
         return operation_message(self._dispatcher.find(request.job_id).job_id, operation)
 

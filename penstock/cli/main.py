@@ -18,7 +18,7 @@ from penstock.cli.nexmark import nexmark
 from penstock.cli.partitions import partitions
 from penstock.cli.run import plan, run
 from penstock.cli.savepoints import dispose, operation, savepoint, savepoints, state, stop
-from penstock.cli.taskmanagers import taskmanagers
+from penstock.cli.taskmanagers import drain, taskmanagers
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,6 +51,7 @@ for command in (
     exceptions,
     partitions,
     taskmanagers,
+    drain,
     health,
     fsck,
     nexmark,

@@ -121,19 +121,25 @@ def stop(
 
 
 @click.command()
-@click.argument("job")
+@click.argument("owner", metavar="OWNER")
 @click.argument("operation_id", metavar="ID")
 @common_options
 @reports_errors
-def operation(job: str, operation_id: str, jobmanager: str | None, as_json: bool) -> None:
-    """Show what has become of a savepoint or checkpoint that was asked for under an id."""
+def operation(owner: str, operation_id: str, jobmanager: str | None, as_json: bool) -> None:
+    """Show what has become of a savepoint, checkpoint, stop or drain that was asked for under an id.
+
+    OWNER is the job, or the TaskManager that is drained.
+    """
     with connected(jobmanager) as client:
-        job_id = client.job(job).summary.job_id
-        shown = operation_of(client.operation(job_id, operation_id))
+        details = client.operation(owner, operation_id)
+    shown = operation_of(details)
     if as_json:
-        print_json({"job_id": job_id, **asdict(shown)})
+        print_json({"job_id": details.job_id or None, **asdict(shown)})
         return
-    echo(f"{shown.kind.lower()} {shown.id} {shown.status} {shown.path}".rstrip())
+    place = shown.path or shown.taskmanager_id
+    echo(f"{shown.kind.lower()} {shown.id} {shown.status} {place}".rstrip())
+    if shown.progress:
+        echo(shown.progress)
     if shown.failure:
         echo(f"it failed: {shown.failure}")
 

@@ -1,8 +1,9 @@
-"""``penstock taskmanagers``: the TaskManagers of a cluster, what runs in their slots and what it takes."""
+"""``penstock taskmanagers`` and ``drain``: the TaskManagers of a cluster, what runs there, and how it leaves them."""
 
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 import click
 
@@ -28,7 +29,17 @@ def taskmanagers(jobmanager: str | None, as_json: bool) -> None:
         print_json({"taskmanagers": [taskmanager_fields(one) for one in shown]})
         return
     print_table(
-        ["TASKMANAGER", "ADDRESS", "PID", "SLOTS", "FREE", "MEMORY", "SPILL", "HEARTBEAT"],
+        [
+            "TASKMANAGER",
+            "ADDRESS",
+            "PID",
+            "SLOTS",
+            "FREE",
+            "MEMORY",
+            "SPILL",
+            "HEARTBEAT",
+            "DRAINED",
+        ],
         [
             [
                 one.taskmanager_id,
@@ -39,6 +50,7 @@ def taskmanagers(jobmanager: str | None, as_json: bool) -> None:
                 size_of(one.memory_bytes),
                 size_of(one.spill_bytes),
                 time_of(one.last_heartbeat_ms),
+                "yes" if one.drained else "",
             ]
             for one in shown
         ],
@@ -55,6 +67,52 @@ def taskmanagers(jobmanager: str | None, as_json: bool) -> None:
         )
 
 
+@click.command()
+@click.argument("taskmanager")
+@click.option(
+    "--partitions",
+    type=click.Choice(["wait", "remake"]),
+    default="wait",
+    show_default=True,
+    help="What becomes of partitions that it keeps for consumers, and of jobs without checkpoints: they are waited for, "
+    "or made again elsewhere.",
+)
+@click.option("--undo", is_flag=True, help="Give it tasks again, also while it is being drained.")
+@click.option(
+    "--operation-id",
+    metavar="ID",
+    help="Names the drain: asked for twice under one id, it is done once.",
+)
+@common_options
+@reports_errors
+def drain(
+    taskmanager: str,
+    partitions: str,
+    undo: bool,
+    operation_id: str | None,
+    jobmanager: str | None,
+    as_json: bool,
+) -> None:
+    """Empty a TaskManager, and wait until nothing of it is in use.
+
+    It gets no more tasks. Those that it has begin on other TaskManagers from a checkpoint behind which their job holds, so
+    that nothing is done twice and no failure is counted. It stays drained until it is stopped, or --undo.
+    """
+    operation_id = operation_id or uuid4().hex
+    with connected(jobmanager) as client:
+        if undo:
+            client.undo_drain(taskmanager)
+        else:
+            client.drain(taskmanager, operation_id, makes_again=partitions == "remake")
+    if as_json:
+        named = None if undo else operation_id
+        print_json({"taskmanager_id": taskmanager, "operation_id": named, "drained": not undo})
+    elif undo:
+        click.echo(f"{taskmanager} is given tasks again")
+    else:
+        click.echo(f"{taskmanager} is drained: stop it, or give it tasks again with --undo")
+
+
 def taskmanager_fields(shown: client_pb2.TaskManagerDetails) -> dict[str, Any]:
     """One TaskManager of ``penstock taskmanagers --json``."""
     return {
@@ -68,6 +126,7 @@ def taskmanager_fields(shown: client_pb2.TaskManagerDetails) -> dict[str, Any]:
         "held_partitions": shown.held_partitions,
         "held_partitions_bytes": shown.held_partitions_bytes,
         "last_heartbeat_ms": shown.last_heartbeat_ms,
+        "drained": shown.drained,
         "slots": [
             {
                 "slot_id": slot.slot_id,

@@ -253,11 +253,46 @@ class Client:
         timeout_s = _SAVEPOINT_TIMEOUT_S if timeout_s is None else timeout_s
         return self._call(lambda stub: stub.StopJob, request, timeout_s=timeout_s)
 
-    def operation(self, job_id: str, operation_id: str) -> client_pb2.OperationDetails:
-        """What has become of something that was asked of a job.
+    def drain(
+        self,
+        taskmanager_id: str,
+        operation_id: str,
+        *,
+        makes_again: bool = False,
+        timeout_s: float | None = None,
+    ) -> client_pb2.OperationDetails:
+        """Gives a TaskManager no more tasks; returns when nothing of it is in use.
+
+        Args:
+            taskmanager_id: which.
+            operation_id: asked for twice under one id, it is done once.
+            makes_again: partitions that it keeps are made again elsewhere, and not waited for.
+            timeout_s: how long to wait at most; None = twenty minutes. It goes on all the same.
 
         Raises:
-            JobNotFound: the job knows no such operation.
+            JobRejected: it is not registered, or what runs there has no place elsewhere.
+            StreamError: it was not drained, and is in use.
+        """
+        request = client_pb2.DrainTaskManagerRequest(
+            taskmanager_id=taskmanager_id, operation_id=operation_id, makes_again=makes_again
+        )
+        timeout_s = _SAVEPOINT_TIMEOUT_S if timeout_s is None else timeout_s
+        return self._call(lambda stub: stub.DrainTaskManager, request, timeout_s=timeout_s)
+
+    def undo_drain(self, taskmanager_id: str) -> None:
+        """Gives a TaskManager tasks again; a drain of it that is under way fails.
+
+        Raises:
+            JobRejected: it is not registered.
+        """
+        request = client_pb2.DrainTaskManagerRequest(taskmanager_id=taskmanager_id, undo=True)
+        self._call(lambda stub: stub.DrainTaskManager, request)
+
+    def operation(self, job_id: str, operation_id: str) -> client_pb2.OperationDetails:
+        """What has become of something that was asked of a job, or of a TaskManager (whose id stands for the job's).
+
+        Raises:
+            JobNotFound: it knows no such operation.
         """
         request = client_pb2.GetOperationRequest(job_id=job_id, operation_id=operation_id)
         return self._call(lambda stub: stub.GetOperation, request)

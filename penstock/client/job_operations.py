@@ -18,16 +18,18 @@ FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A checkpoint or a savepoint that somebody has asked for.
+    """Something that somebody has asked for and that takes its time.
 
     Attributes:
         id: chosen by who asked.
-        kind: "CHECKPOINT" or "SAVEPOINT".
+        kind: "CHECKPOINT", "SAVEPOINT" or "STOP" of a job, "DRAIN" of a TaskManager.
         status: "IN_PROGRESS", "COMPLETED" or "FAILED".
         path: of a savepoint: the directory that it is, or is to be; "" = it has none.
         failure: why it failed; "" = it has not.
         checkpoint_id: what was taken; None = nothing yet.
         uploaded: of a savepoint: it lies in another store than the job's checkpoints, so all was written anew.
+        taskmanager_id: of a drain; "" = it is none.
+        progress: what it waits for; "" = it does not say.
     """
 
     id: str
@@ -37,6 +39,8 @@ class Operation:
     failure: str
     checkpoint_id: int | None
     uploaded: bool
+    taskmanager_id: str = ""
+    progress: str = ""
 
 
 def operation_of(details: client_pb2.OperationDetails) -> Operation:
@@ -51,6 +55,8 @@ def operation_of(details: client_pb2.OperationDetails) -> Operation:
         failure=details.message,
         checkpoint_id=details.checkpoint_id or None,
         uploaded=details.uploaded,
+        taskmanager_id=details.taskmanager_id,
+        progress=details.progress,
     )
 
 

@@ -72,6 +72,7 @@ class _BehindBarrierEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BehindB
     BEHIND_BARRIER_HOLD: _BehindBarrier.ValueType  # 1
     BEHIND_BARRIER_DRAIN: _BehindBarrier.ValueType  # 2
     BEHIND_BARRIER_END: _BehindBarrier.ValueType  # 3
+    BEHIND_BARRIER_MOVE: _BehindBarrier.ValueType  # 4
 
 class BehindBarrier(_BehindBarrier, metaclass=_BehindBarrierEnumTypeWrapper): ...
 
@@ -79,6 +80,7 @@ BEHIND_BARRIER_GO_ON: BehindBarrier.ValueType  # 0
 BEHIND_BARRIER_HOLD: BehindBarrier.ValueType  # 1
 BEHIND_BARRIER_DRAIN: BehindBarrier.ValueType  # 2
 BEHIND_BARRIER_END: BehindBarrier.ValueType  # 3
+BEHIND_BARRIER_MOVE: BehindBarrier.ValueType  # 4
 Global___BehindBarrier: _TypeAlias = BehindBarrier  # noqa: Y015
 
 class _SavepointFormat:

@@ -88,12 +88,14 @@ class _OperationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operati
     OPERATION_KIND_CHECKPOINT: _OperationKind.ValueType  # 0
     OPERATION_KIND_SAVEPOINT: _OperationKind.ValueType  # 1
     OPERATION_KIND_STOP: _OperationKind.ValueType  # 2
+    OPERATION_KIND_DRAIN: _OperationKind.ValueType  # 3
 
 class OperationKind(_OperationKind, metaclass=_OperationKindEnumTypeWrapper): ...
 
 OPERATION_KIND_CHECKPOINT: OperationKind.ValueType  # 0
 OPERATION_KIND_SAVEPOINT: OperationKind.ValueType  # 1
 OPERATION_KIND_STOP: OperationKind.ValueType  # 2
+OPERATION_KIND_DRAIN: OperationKind.ValueType  # 3
 Global___OperationKind: _TypeAlias = OperationKind  # noqa: Y015
 
 class _OperationStatus:
@@ -1040,12 +1042,44 @@ class StopJobRequest(_message.Message):
 Global___StopJobRequest: _TypeAlias = StopJobRequest  # noqa: Y015
 
 @_typing.final
+class DrainTaskManagerRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASKMANAGER_ID_FIELD_NUMBER: _builtins.int
+    OPERATION_ID_FIELD_NUMBER: _builtins.int
+    MAKES_AGAIN_FIELD_NUMBER: _builtins.int
+    UNDO_FIELD_NUMBER: _builtins.int
+    taskmanager_id: _builtins.str
+    operation_id: _builtins.str
+    """As of TriggerCheckpointRequest."""
+    makes_again: _builtins.bool
+    """What it keeps for consumers is made again elsewhere, and not waited for."""
+    undo: _builtins.bool
+    """It is given tasks again; whatever drains it ends."""
+    def __init__(
+        self,
+        *,
+        taskmanager_id: _builtins.str = ...,
+        operation_id: _builtins.str = ...,
+        makes_again: _builtins.bool = ...,
+        undo: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["makes_again", b"makes_again", "operation_id", b"operation_id", "taskmanager_id", b"taskmanager_id", "undo", b"undo"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainTaskManagerRequest: _TypeAlias = DrainTaskManagerRequest  # noqa: Y015
+
+@_typing.final
 class GetOperationRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     OPERATION_ID_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Or a TaskManager's, of a drain."""
     operation_id: _builtins.str
     def __init__(
         self,
@@ -1075,6 +1109,8 @@ class OperationDetails(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     UPLOADED_FIELD_NUMBER: _builtins.int
+    TASKMANAGER_ID_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     operation_id: _builtins.str
     kind: Global___OperationKind.ValueType
@@ -1087,6 +1123,10 @@ class OperationDetails(_message.Message):
     """What was taken; 0 = nothing yet."""
     uploaded: _builtins.bool
     """Of a savepoint: it lies in another store than the job's checkpoints, so all of it was written anew."""
+    taskmanager_id: _builtins.str
+    """Of a drain; job_id is empty then."""
+    progress: _builtins.str
+    """What it waits for."""
     def __init__(
         self,
         *,
@@ -1098,10 +1138,12 @@ class OperationDetails(_message.Message):
         message: _builtins.str = ...,
         checkpoint_id: _builtins.int = ...,
         uploaded: _builtins.bool = ...,
+        taskmanager_id: _builtins.str = ...,
+        progress: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "job_id", b"job_id", "kind", b"kind", "message", b"message", "operation_id", b"operation_id", "path", b"path", "status", b"status", "uploaded", b"uploaded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "job_id", b"job_id", "kind", b"kind", "message", b"message", "operation_id", b"operation_id", "path", b"path", "progress", b"progress", "status", b"status", "taskmanager_id", b"taskmanager_id", "uploaded", b"uploaded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1382,6 +1424,7 @@ class TaskManagerDetails(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     SPILL_BYTES_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     address: _builtins.str
     slots_total: _builtins.int
@@ -1395,6 +1438,8 @@ class TaskManagerDetails(_message.Message):
     """Of the daemon's process."""
     spill_bytes: _builtins.int
     """Files under its spill directory."""
+    drained: _builtins.bool
+    """It is given no more tasks."""
     @_builtins.property
     def slots(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotDetails]:
         """Those that jobs have, as of its last heartbeat."""
@@ -1413,10 +1458,11 @@ class TaskManagerDetails(_message.Message):
         slots: _abc.Iterable[Global___SlotDetails] | None = ...,
         memory_bytes: _builtins.int = ...,
         spill_bytes: _builtins.int = ...,
+        drained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "held_partitions", b"held_partitions", "held_partitions_bytes", b"held_partitions_bytes", "last_heartbeat_ms", b"last_heartbeat_ms", "memory_bytes", b"memory_bytes", "pid", b"pid", "slots", b"slots", "slots_free", b"slots_free", "slots_total", b"slots_total", "spill_bytes", b"spill_bytes", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "drained", b"drained", "held_partitions", b"held_partitions", "held_partitions_bytes", b"held_partitions_bytes", "last_heartbeat_ms", b"last_heartbeat_ms", "memory_bytes", b"memory_bytes", "pid", b"pid", "slots", b"slots", "slots_free", b"slots_free", "slots_total", b"slots_total", "spill_bytes", b"spill_bytes", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

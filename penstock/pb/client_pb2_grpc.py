@@ -99,6 +99,11 @@ class JobManagerStub:
                 request_serializer=penstock_dot_pb_dot_client__pb2.StopJobRequest.SerializeToString,
                 response_deserializer=penstock_dot_pb_dot_client__pb2.OperationDetails.FromString,
                 _registered_method=True)
+        self.DrainTaskManager = channel.unary_unary(
+                '/penstock.v1.JobManager/DrainTaskManager',
+                request_serializer=penstock_dot_pb_dot_client__pb2.DrainTaskManagerRequest.SerializeToString,
+                response_deserializer=penstock_dot_pb_dot_client__pb2.OperationDetails.FromString,
+                _registered_method=True)
         self.GetOperation = channel.unary_unary(
                 '/penstock.v1.JobManager/GetOperation',
                 request_serializer=penstock_dot_pb_dot_client__pb2.GetOperationRequest.SerializeToString,
@@ -227,8 +232,15 @@ class JobManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainTaskManager(self, request, context):
+        """Gives a TaskManager no more tasks and empties it; answers when that has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetOperation(self, request, context):
-        """What has become of a checkpoint, savepoint or stop that somebody asked for.
+        """What has become of a checkpoint, savepoint, stop or drain that somebody asked for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -339,6 +351,11 @@ def add_JobManagerServicer_to_server(servicer, server):
             'StopJob': grpc.unary_unary_rpc_method_handler(
                     servicer.StopJob,
                     request_deserializer=penstock_dot_pb_dot_client__pb2.StopJobRequest.FromString,
+                    response_serializer=penstock_dot_pb_dot_client__pb2.OperationDetails.SerializeToString,
+            ),
+            'DrainTaskManager': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainTaskManager,
+                    request_deserializer=penstock_dot_pb_dot_client__pb2.DrainTaskManagerRequest.FromString,
                     response_serializer=penstock_dot_pb_dot_client__pb2.OperationDetails.SerializeToString,
             ),
             'GetOperation': grpc.unary_unary_rpc_method_handler(
@@ -727,6 +744,33 @@ class JobManager:
             target,
             '/penstock.v1.JobManager/StopJob',
             penstock_dot_pb_dot_client__pb2.StopJobRequest.SerializeToString,
+            penstock_dot_pb_dot_client__pb2.OperationDetails.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainTaskManager(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.JobManager/DrainTaskManager',
+            penstock_dot_pb_dot_client__pb2.DrainTaskManagerRequest.SerializeToString,
             penstock_dot_pb_dot_client__pb2.OperationDetails.FromString,
             options,
             channel_credentials,

@@ -55,8 +55,10 @@ class JobManagerStub:
     """Takes a savepoint, or waits for one that was begun under this id; answers when it has ended."""
     StopJob: _grpc.UnaryUnaryMultiCallable[_client_pb2.StopJobRequest, _client_pb2.OperationDetails]
     """Stops a job with a savepoint; answers when nothing keeps it from finishing any more, or that it runs on."""
+    DrainTaskManager: _grpc.UnaryUnaryMultiCallable[_client_pb2.DrainTaskManagerRequest, _client_pb2.OperationDetails]
+    """Gives a TaskManager no more tasks and empties it; answers when that has ended."""
     GetOperation: _grpc.UnaryUnaryMultiCallable[_client_pb2.GetOperationRequest, _client_pb2.OperationDetails]
-    """What has become of a checkpoint, savepoint or stop that somebody asked for."""
+    """What has become of a checkpoint, savepoint, stop or drain that somebody asked for."""
     ListCheckpoints: _grpc.UnaryUnaryMultiCallable[_client_pb2.ListCheckpointsRequest, _client_pb2.ListCheckpointsResponse]
     ListExceptions: _grpc.UnaryUnaryMultiCallable[_client_pb2.ListExceptionsRequest, _client_pb2.ListExceptionsResponse]
     GetCluster: _grpc.UnaryUnaryMultiCallable[_client_pb2.GetClusterRequest, _client_pb2.ClusterDetails]
@@ -94,8 +96,10 @@ class JobManagerAsyncStub(JobManagerStub):
     """Takes a savepoint, or waits for one that was begun under this id; answers when it has ended."""
     StopJob: _aio.UnaryUnaryMultiCallable[_client_pb2.StopJobRequest, _client_pb2.OperationDetails]  # type: ignore[assignment]
     """Stops a job with a savepoint; answers when nothing keeps it from finishing any more, or that it runs on."""
+    DrainTaskManager: _aio.UnaryUnaryMultiCallable[_client_pb2.DrainTaskManagerRequest, _client_pb2.OperationDetails]  # type: ignore[assignment]
+    """Gives a TaskManager no more tasks and empties it; answers when that has ended."""
     GetOperation: _aio.UnaryUnaryMultiCallable[_client_pb2.GetOperationRequest, _client_pb2.OperationDetails]  # type: ignore[assignment]
-    """What has become of a checkpoint, savepoint or stop that somebody asked for."""
+    """What has become of a checkpoint, savepoint, stop or drain that somebody asked for."""
     ListCheckpoints: _aio.UnaryUnaryMultiCallable[_client_pb2.ListCheckpointsRequest, _client_pb2.ListCheckpointsResponse]  # type: ignore[assignment]
     ListExceptions: _aio.UnaryUnaryMultiCallable[_client_pb2.ListExceptionsRequest, _client_pb2.ListExceptionsResponse]  # type: ignore[assignment]
     GetCluster: _aio.UnaryUnaryMultiCallable[_client_pb2.GetClusterRequest, _client_pb2.ClusterDetails]  # type: ignore[assignment]
@@ -210,12 +214,20 @@ class JobManagerServicer(metaclass=_abc_1.ABCMeta):
         """Stops a job with a savepoint; answers when nothing keeps it from finishing any more, or that it runs on."""
 
     @_abc_1.abstractmethod
+    def DrainTaskManager(
+        self,
+        request: _client_pb2.DrainTaskManagerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_client_pb2.OperationDetails, _abc.Awaitable[_client_pb2.OperationDetails]]:
+        """Gives a TaskManager no more tasks and empties it; answers when that has ended."""
+
+    @_abc_1.abstractmethod
     def GetOperation(
         self,
         request: _client_pb2.GetOperationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_client_pb2.OperationDetails, _abc.Awaitable[_client_pb2.OperationDetails]]:
-        """What has become of a checkpoint, savepoint or stop that somebody asked for."""
+        """What has become of a checkpoint, savepoint, stop or drain that somebody asked for."""
 
     @_abc_1.abstractmethod
     def ListCheckpoints(

@@ -26,6 +26,8 @@ class BehindBarrier(Enum):
     """As HOLD, and event time ends before the barrier: every window fires."""
     END = 3
     """There is nothing: every task has reached the end of its data."""
+    MOVE = 4
+    """As HOLD; what is to leave its TaskManager begins elsewhere from it then, and the others go on."""
 
 
 class SavepointFormat(Enum):
@@ -69,6 +71,16 @@ class CheckpointProperties:
     def is_stop(self) -> bool:
         """Whether the job ends with it: its own checkpoint, and a savepoint with the same content."""
         return not self.is_savepoint and self.behind in (BehindBarrier.HOLD, BehindBarrier.DRAIN)
+
+    @property
+    def is_move(self) -> bool:
+        """Whether some of the job's subtasks are started elsewhere from it."""
+        return self.behind is BehindBarrier.MOVE
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other is under way beside it."""
+        return self.is_savepoint or self.is_stop or self.is_move
 
 
 PLAIN = CheckpointProperties()

@@ -14,6 +14,7 @@ class SwappedKind(Enum):
     LEADER = "LEADER"
     HEAD = "HEAD"
     RECORD = "record"
+    DRAINS = "drains"
 
 
 class SwapOutcome(Enum):
@@ -35,7 +36,7 @@ class SwapCounts:
         >>> counts = SwapCounts()
         >>> counts.add(SwappedKind.HEAD, SwapOutcome.OK)
         >>> counts.all()[SwappedKind.HEAD, SwapOutcome.OK], len(counts.all())
-        (1, 12)
+        (1, 16)
     """
 
     def __init__(self) -> None:

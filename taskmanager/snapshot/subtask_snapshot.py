@@ -325,7 +325,7 @@ class SubtaskSnapshotter:
 def _obstacle(properties: CheckpointProperties, *, is_incremental: bool) -> str:
     """Why a snapshot of these properties cannot be taken here; "" = it can."""
     makes_savepoint = properties.is_savepoint or properties.is_stop
-    is_held = properties.behind in (BehindBarrier.HOLD, BehindBarrier.DRAIN)
+    is_held = properties.behind in (BehindBarrier.HOLD, BehindBarrier.DRAIN, BehindBarrier.MOVE)
     if (
         makes_savepoint != bool(properties.target)
         or (properties.is_savepoint and is_held)

@@ -8,7 +8,8 @@ producers -> end of the partitions -> all of it read by the consumers -> FINISHE
 
 Behind a barrier with which the job is stopped the subtask *holds*: it reads nothing, no timer fires, nothing that is held
 back leaves. When that checkpoint is complete it ends where it stands, without an end of its data; where it is aborted, it
-goes on as if there had been none.
+goes on as if there had been none. Behind one with which others leave their TaskManager it holds as well, until it is told
+that it goes on, or is cancelled.
 
 A barrier passes here like any other element, but nothing else is done from the moment it enters the
 chain until it has left it on every output and the snapshot has been taken: that is what makes the
@@ -115,7 +116,9 @@ class Subtask:
         self._is_void = False
         """The checkpoint whose barrier is passing has been given up meanwhile."""
         self._held_by: int | None = None
-        """The checkpoint with which the job is to be stopped, once its barrier has passed."""
+        """The checkpoint behind which it holds, once its barrier has passed."""
+        self._goes_on = False
+        """It goes on when that is complete, as when it is given up; else the job has been stopped with it."""
         self._snapshot_id = 0
         """Of the checkpoint that a snapshot was taken for last."""
         self._last_checkpoint_id: int | None = None
@@ -180,8 +183,9 @@ class Subtask:
             self._is_void = False
             return
         self._snapshot_id = barrier.checkpoint_id
-        if barrier.properties.is_stop and self.phase is SubtaskPhase.READING:
-            self._held_by = barrier.checkpoint_id
+        properties = barrier.properties
+        if (properties.is_stop or properties.is_move) and self.phase is SubtaskPhase.READING:
+            self._held_by, self._goes_on = barrier.checkpoint_id, properties.is_move
         self._take_snapshot(barrier, self._input.alignment())
         if self.phase is SubtaskPhase.WAITING and self._last_checkpoint_id is None:
             self._last_checkpoint_id = barrier.checkpoint_id
@@ -301,7 +305,9 @@ class Subtask:
         covering = self._last_checkpoint_id
         if covering is not None and covering <= checkpoint_id:
             self._is_committed = True
-        if self._held_by == checkpoint_id:
+        if self._held_by == checkpoint_id and self._goes_on:
+            self._held_by = None
+        elif self._held_by == checkpoint_id:
             self.stop()
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:

@@ -43,6 +43,32 @@ def test_requests_are_served_in_order_and_a_large_one_is_not_overtaken() -> None
     assert pool.step(s.TimePassed(100)) == [s.RefuseRequest("small", 1, 2, 0, 1)]
 
 
+def test_a_taskmanager_that_is_drained_offers_nothing_and_counts_for_nothing() -> None:
+    pool = pool_of(a=2, b=2)
+    mine = granted(pool.step(s.SlotsRequested("j", 2, 100)))
+    assert pool.step(s.TaskManagerOffers("a", is_drained=True)) == []
+    pool.check()
+    assert (pool.total, pool.free, pool.counts("a")) == (2, 1, (2, 1))
+    assert [slot.taskmanager_id for slot in granted(pool.step(s.SlotsRequested("k", 1, 9)))] == [
+        "b"
+    ]
+    assert pool.take_spare("k", ()) is None
+    assert pool.step(s.SlotsRequested("l", 1, 9)) == []
+    assert (
+        pool.step(s.SlotsFreed("j", tuple(one for one in mine if one.taskmanager_id == "a"))) == []
+    )
+    pool.check()
+    [again] = granted(pool.step(s.TaskManagerOffers("a", is_drained=False)))
+    assert again.taskmanager_id == "a"
+    pool.check()
+    # Who comes while it is drained is told of it at once, before it is given anything.
+    assert pool.step(s.SlotsRequested("m", 2, 9)) == []
+    assert pool.step(s.TaskManagerAdded("a", "2", 2, (), is_drained=True)) == []
+    pool.check()
+    assert pool.step(s.TaskManagerRemoved("a")) == []
+    pool.check()
+
+
 def test_who_waits_behind_a_refused_request_is_served() -> None:
     pool = pool_of(a=2)
     assert granted(pool.step(s.SlotsRequested("first", 1, 100)))
@@ -100,6 +126,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("free"), st.sampled_from("xyz")),
     st.tuples(st.just("spare"), st.sampled_from("xyz"), st.sets(st.sampled_from("ab"))),
     st.builds(s.RequestWithdrawn, st.sampled_from("xyz"), st.integers(0, 2)),
+    st.builds(s.TaskManagerOffers, st.sampled_from("ab"), st.booleans()),
     st.builds(s.TimePassed, st.integers(0, 20)),
 )
 
@@ -112,6 +139,7 @@ def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
     ledger: dict[str, list[Slot]] = {}
     open_requests: dict[tuple[str, int], int] = {}
     incarnations: dict[str, str] = {}
+    drained: set[str] = set()
     for event in events:
         match event:
             case ("request", str(job), int(group), int(count)):
@@ -121,7 +149,7 @@ def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
                 effects = pool.step(s.SlotsRequested(job, count, 10, group))
             case ("spare", str(job), set(avoided)):
                 effects = []
-                there = any(pool.counts(name)[1] for name in {"a", "b"} - avoided)
+                there = any(pool.counts(name)[1] for name in {"a", "b"} - avoided - drained)
                 spare = pool.take_spare(job, avoided)
                 assert (spare is not None) == (there and not open_requests)
                 if spare is not None:
@@ -134,6 +162,7 @@ def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
                 effects = pool.step(event)
             case s.TaskManagerAdded(taskmanager_id, incarnation):
                 if incarnations.get(taskmanager_id) != incarnation:
+                    drained.discard(taskmanager_id)
                     for held in ledger.values():
                         held[:] = [h for h in held if h.taskmanager_id != taskmanager_id]
                 incarnations[taskmanager_id] = incarnation
@@ -143,6 +172,11 @@ def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
                 for held in ledger.values():
                     held[:] = [h for h in held if h.taskmanager_id != taskmanager_id]
                 effects = pool.step(event)
+            case s.TaskManagerOffers(taskmanager_id, is_drained):
+                if taskmanager_id in incarnations:
+                    drained.discard(taskmanager_id)
+                    drained |= {taskmanager_id} if is_drained else set()
+                effects = pool.step(event)
             case s.TimePassed():
                 effects = pool.step(event)
             case _:
@@ -151,6 +185,7 @@ def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
             count = open_requests.pop((effect.job_id, effect.group))
             if isinstance(effect, s.GrantSlots):
                 assert len(effect.slots) == count
+                assert drained.isdisjoint(slot.taskmanager_id for slot in effect.slots)
                 ledger.setdefault(effect.job_id, []).extend(effect.slots)
             else:
                 assert effect.needed == count

@@ -1,0 +1,318 @@
+"""Aim: a TaskManager that is drained gets no more tasks and is emptied, jobs lose nothing and do nothing twice, and no
+failure is counted; what cannot be done is refused with numbers.
+
+Method: a JobManager and three TaskManagers as processes; numbers are counted per key into files, and every call of a
+function is noted outside of any checkpoint, so that a row that is read twice shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+import penstock as ps
+from penstock.cli.main import main
+from penstock.client.client import Client
+from penstock.errors import JobRejected, StreamError
+from penstock.local.local_cluster import LocalCluster
+from tests.support.jobs import DEADLINE_S, await_details, cancel
+from tests.support.processes import Deadline, wait_ended
+
+pytestmark = pytest.mark.integration
+
+KEYS, RATE = 5, 4_000
+TASKMANAGERS = 3
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    root = tmp_path_factory.mktemp("drains")
+    cluster = LocalCluster(root / "cluster")
+    cluster.configure(
+        {
+            "jobmanager.rpc.port": 0,
+            "heartbeat.interval": "200ms",
+            "execution.checkpointing.dir": str(root / "checkpoints"),
+            "execution.checkpointing.interval": "300ms",
+            "restart-strategy.type": "none",
+        }
+    )
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(made: LocalCluster) -> Iterator[LocalCluster]:
+    """All of it runs and is in use, whatever the test before has done."""
+    made.start(taskmanagers=TASKMANAGERS, slots=2)
+    yield made
+    with made.client() as client:
+        for one in client.cluster().taskmanagers:
+            if one.drained:
+                client.undo_drain(one.taskmanager_id)
+
+
+def numbers(start: int, count: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(range(start, start + count), pa.int64())})
+
+
+class Number(ps.KeyedProcessFunction):
+    """Numbers the rows of each key, and notes each row in a file of its own process."""
+
+    seen = ps.ValueState("seen", pa.int64(), default=0)
+
+    def __init__(self, notes: str) -> None:
+        self.notes = notes
+
+    def open(self, ctx: Any) -> None:
+        self.file = open(f"{self.notes}/{os.getpid()}-{id(self)}", "a")  # noqa: PTH123, SIM115
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        self.seen.update(self.seen.value() + 1)
+        self.file.write(f"{row.n}\n")
+        self.file.flush()
+        out.emit(key=ctx.key, number=self.seen.value())
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def submitted(env: ps.Environment, root: Path, rows: int | None = None) -> ps.JobHandle:
+    (root / "notes").mkdir()
+    stream = env.generate(numbers, rate=RATE, rows=rows, schema={"n": "int64"}).uid("numbers")
+    keyed = stream.parallelism(1).with_columns(key=ps.col("n") % KEYS).uid("keys").key_by("key")
+    schema = {"key": "int64", "number": "int64"}
+    counted = keyed.process(Number(str(root / "notes")), schema=schema).uid("counts")
+    counted.write_parquet(root / "out").uid("files")
+    return env.submit("counted")
+
+
+def written(root: Path) -> int:
+    """How many rows are visible; fails unless each is there once and none before them is missing."""
+    found: dict[int, list[int]] = {key: [] for key in range(KEYS)}
+    for path in (root / "out").glob("[!._]*.parquet"):
+        for row in pq.read_table(path).to_pylist():
+            found[row["key"]].append(row["number"])
+    assert all(sorted(rows) == list(range(1, len(rows) + 1)) for rows in found.values())
+    return sum(map(len, found.values()))
+
+
+def await_written(root: Path, rows: int) -> int:
+    deadline = Deadline(f"{rows} rows in {root}", DEADLINE_S)
+    while (count := written(root)) < rows:
+        deadline.left()
+        time.sleep(0.05)
+    return count
+
+
+def processed(root: Path) -> Counter[int]:
+    """Row -> how often a function has seen it."""
+    notes = (root / "notes").iterdir()
+    return Counter(int(line) for file in notes for line in file.read_text().split())
+
+
+def users(client: Client, job_id: str) -> dict[str, int]:
+    """TaskManager -> slots that the job has there."""
+    told = client.cluster().taskmanagers
+    return {one.taskmanager_id: sum(slot.job_id == job_id for slot in one.slots) for one in told}
+
+
+def is_empty(client: Client, taskmanager_id: str) -> bool:
+    """Whether no job has any slot there."""
+    told = {one.taskmanager_id: one for one in client.cluster().taskmanagers}
+    return told[taskmanager_id].slots_free == told[taskmanager_id].slots_total
+
+
+def user_of(client: Client, job_id: str) -> str:
+    """A TaskManager that the job has slots of."""
+    deadline = Deadline("a slot", DEADLINE_S)
+    while not (used := [id for id, slots in users(client, job_id).items() if slots]):
+        deadline.left()
+        time.sleep(0.05)
+    return used[0]
+
+
+def test_what_runs_there_moves_and_nothing_is_lost_repeated_or_read_twice(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    with ps.Environment(cluster.address, parallelism=2) as env, cluster.client() as client:
+        handle = submitted(env, tmp_path, rows=6 * RATE)
+        await_written(tmp_path, RATE)
+        drained = user_of(client, handle.job_id)
+        command = ["drain", drained, "--operation-id", "first", "--json"]
+        address = ["--jobmanager", cluster.address]
+        result = CliRunner().invoke(main, [*command, *address], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        assert json.loads(result.stdout) == {
+            "taskmanager_id": drained,
+            "operation_id": "first",
+            "drained": True,
+        }
+        [shown] = [o for o in client.cluster().taskmanagers if o.taskmanager_id == drained]
+        assert shown.drained
+        assert is_empty(client, drained)
+        # Asked for once more it is the same; and what has become of it can be asked for.
+        client.drain(drained, "first")
+        told = CliRunner().invoke(main, ["operation", drained, "first", *address])
+        assert told.output.split() == ["drain", "first", "COMPLETED", drained]
+        with pytest.raises(JobRejected, match="operation first of the cluster is a drain"):
+            client.drain(next(id for id in users(client, "") if id != drained), "first")
+        await_written(tmp_path, written(tmp_path) + RATE)
+        assert is_empty(client, drained)
+        handle.wait(DEADLINE_S)
+        assert written(tmp_path) == 6 * RATE
+        assert set(processed(tmp_path).values()) == {1}, "every row was processed once"
+        assert client.job(handle.job_id).summary.restarts == 0
+        assert not client.exceptions(handle.job_id).entries
+
+
+def test_where_there_is_no_room_it_is_refused_with_numbers_and_stays_in_use(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    with ps.Environment(cluster.address, parallelism=6) as env, cluster.client() as client:
+        handle = submitted(env, tmp_path)
+        await_written(tmp_path, 100)
+        drained = user_of(client, handle.job_id)
+        with pytest.raises(JobRejected) as refused:
+            client.drain(drained, "no-room")
+        assert "its 2 slots with tasks that move" in str(refused.value)
+        assert "of 4 there 0 are free" in str(refused.value)
+        assert not any(one.drained for one in client.cluster().taskmanagers)
+        with pytest.raises(JobRejected, match="no TaskManager 'nobody' is registered"):
+            client.drain("nobody", "n")
+        cancel(handle)
+
+
+def test_no_new_task_begins_there_until_it_is_taken_in_use_again(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    with ps.Environment(cluster.address, parallelism=4) as env, cluster.client() as client:
+        drained = client.cluster().taskmanagers[0].taskmanager_id
+        client.drain(drained, "empty")
+        handle = submitted(env, tmp_path)
+        await_written(tmp_path, 100)
+        assert is_empty(client, drained)
+        second = client.cluster().taskmanagers[1].taskmanager_id
+        with pytest.raises(JobRejected, match="of 2 there 0 are free"):
+            client.drain(second, "second")
+        CliRunner().invoke(main, ["drain", drained, "--undo", "--jobmanager", cluster.address])
+        client.drain(second, "third")
+        assert is_empty(client, second)
+        await_written(tmp_path, written(tmp_path) + RATE)
+        assert client.job(handle.job_id).summary.restarts == 0
+        cancel(handle)
+
+
+def test_a_job_without_checkpoints_is_refused_or_begins_again_by_choice(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    off = {"execution.checkpointing.interval": "none"}
+    with (
+        ps.Environment(cluster.address, parallelism=1, config=off) as env,
+        cluster.client() as client,
+    ):
+        stream = env.generate(numbers, rate=RATE, schema={"n": "int64"})
+        stream.map(lambda row: row, schema={"n": "int64"}).discard()
+        handle = env.submit("endless")
+        await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > 100)
+        drained = user_of(client, handle.job_id)
+        with pytest.raises(JobRejected, match="takes no checkpoints"):
+            client.drain(drained, "wait")
+        client.drain(drained, "remake", makes_again=True)
+        assert is_empty(client, drained)
+        await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > 100)
+        cancel(handle)
+
+
+def kept_job(env: ps.Environment, gate: Path) -> ps.JobHandle:
+    """A batch job whose first stage is done, and whose second one waits for a file."""
+
+    def held(row: Any) -> Any:
+        while not gate.exists():
+            time.sleep(0.02)
+        return {"n": row.n}
+
+    env.set_runtime_mode("batch")
+    source = env.generate(numbers, rows=1_000, schema={"n": "int64"}).slot_group("made")
+    keyed = source.with_columns(key=ps.col("n") % KEYS).key_by("key")
+    keyed.map(held, schema={"n": "int64"}).slot_group("read").write_parquet(gate.parent / "out")
+    return env.submit("kept")
+
+
+def holder_of(client: Client) -> str:
+    """The TaskManager that keeps a partition."""
+    deadline = Deadline("a kept partition", DEADLINE_S)
+    while not (holders := [p.taskmanager_id for p in client.partitions()]):
+        deadline.left()
+        time.sleep(0.05)
+    return holders[0]
+
+
+def rows_of(out: Path) -> list[int]:
+    files = out.glob("[!._]*.parquet")
+    return sorted(n for file in files for n in pq.read_table(file)["n"].to_pylist())
+
+
+def test_partitions_are_kept_until_they_are_read_or_made_again_by_choice(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    with ps.Environment(cluster.address, parallelism=1) as env, cluster.client() as client:
+        handle = kept_job(env, gate)
+        holder = holder_of(client)
+        with pytest.raises(StreamError):  # nobody waits any longer, and it goes on
+            client.drain(holder, "waits", timeout_s=1.0)
+        assert handle.job_id in client.operation(holder, "waits").progress
+        client.undo_drain(holder)
+        client.drain(holder, "again", makes_again=True)
+        assert is_empty(client, holder)
+        gate.touch()
+        handle.wait(DEADLINE_S)
+        assert rows_of(tmp_path / "out") == list(range(1_000))
+        assert client.job(handle.job_id).summary.restarts == 0
+
+
+def killed(cluster: LocalCluster) -> None:
+    """The JobManager is killed, and started again."""
+    [jobmanager] = [one for one in cluster.daemons() if one.role == "jobmanager"]
+    os.kill(jobmanager.pid, signal.SIGKILL)
+    wait_ended(jobmanager.pid)
+    cluster.start(taskmanagers=TASKMANAGERS)
+
+
+def test_a_jobmanager_that_dies_leaves_its_drains_to_the_next(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    with ps.Environment(cluster.address, parallelism=1) as env, cluster.client() as client:
+        handle = kept_job(env, gate)
+        holder = holder_of(client)
+        with pytest.raises(StreamError):
+            client.drain(holder, "over", timeout_s=1.0)
+        for _ in range(2):  # while it is under way, and when it is done
+            killed(cluster)
+            gate.touch()
+            deadline = Deadline("the end of the drain", DEADLINE_S)
+            while (told := client.operation(holder, "over")).status == 0:
+                deadline.left()
+                time.sleep(0.05)
+            assert told.status == 1, told.message
+        while len(shown := client.cluster().taskmanagers) < TASKMANAGERS:
+            deadline.left()
+            time.sleep(0.05)
+        assert [one.taskmanager_id for one in shown if one.drained] == [holder]
+        handle.wait(DEADLINE_S)
+        assert rows_of(tmp_path / "out") == list(range(1_000))
