@@ -79,6 +79,7 @@ from penstock.state_tables.opened_state import (
     open_state,
 )
 from penstock.state_tables.savepoint_writer_store import write_savepoint
+from penstock.state_tables.source_positions import files_done
 from penstock.storage.codec import StateError
 from penstock.storage.codec_migration import field
 from penstock.streams.connected_streams import ConnectedStreams
@@ -174,6 +175,7 @@ __all__ = [
     "count_distinct",
     "count_window",
     "field",
+    "files_done",
     "first",
     "fn",
     "last",

@@ -63,10 +63,9 @@ class SequencedPart:
                 f"{where} is {self.fields[0].type}, got {shown[self._name].type}: {error}"
             ) from error
         values = column.flatten() if self._is_list else column
-        if places is None:
-            sequence = pa.array(
-                np.arange(len(values)) if self._is_list else np.zeros(len(values), np.int64)
-            )
+        if places is None:  # what arrives is numbered from 0 on
+            before = np.arange(len(values)) - len(values) if self._is_list else -1
+            sequence = pa.array(np.full(len(values), before, np.int64))
         else:
             sequence = (places.flatten() if self._is_list else places).fill_null(0)
         if len(sequence) != len(values):

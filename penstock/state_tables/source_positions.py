@@ -7,17 +7,49 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
-from penstock.connectors.source import END, Split
+from penstock.connectors.listing import EntryRefusedError, list_files
+from penstock.connectors.source import END, EndOfSplit, Split
 from penstock.pb import checkpoint_pb2
 from penstock.state_tables.given_rows import given_batches
 from penstock.state_tables.operator_tables import SPLITS_SCHEMA, SUBTASK
 from penstock.storage.codec import StateError
+from penstock.storage.open_store import has_scheme
 
 _COLUMNS: Final = frozenset(SPLITS_SCHEMA.names) - {SUBTASK}
+
+
+def files_done(*paths: str | PathLike[str]) -> dict[str, EndOfSplit]:
+    """Files that a source shall not read: they are the history. For ``write_savepoint(sources={uid: files_done(...)})``.
+
+    Args:
+        paths: files, directories or globs as the source takes them, also ``s3://``; of directories what is in them now.
+
+    Returns:
+        Absolute path of each file -> ``ps.END``; read the history from its keys, so that no row is in both or in neither.
+
+    Raises:
+        StateError: there are no such files.
+    """
+    found: dict[str, EndOfSplit] = {}
+    for path in paths:
+        text = fspath(path)
+        full = text if has_scheme(text) else str(Path(text).expanduser().absolute())
+        try:
+            listed = list_files(full)
+        except (OSError, EntryRefusedError) as error:
+            raise StateError(f"files_done: {full} cannot be listed: {error}") from error
+        if not listed:
+            raise StateError(f"files_done: there are no files in {full}")
+        found.update((file.path, END) for file in listed)
+    if not found:
+        raise StateError("files_done: name the files of the history, or their directory")
+    return found
 
 
 def split_snapshots(given: Any, where: str) -> list[checkpoint_pb2.SplitSnapshot]:

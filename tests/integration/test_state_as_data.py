@@ -19,7 +19,7 @@ from tests.integration.conftest import NewEnvironment
 from tests.support.golden_job import build, result
 from tests.support.jobs import DEADLINE_S
 
-pytestmark = [pytest.mark.integration]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
