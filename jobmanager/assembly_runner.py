@@ -34,10 +34,11 @@ from jobmanager.stores.leader_store import LeaderStore
 from penstock.client.credentials import make_own_token
 from penstock.config import Configuration
 from penstock.pb import client_pb2_grpc
-from penstock.storage.open_store import open_store, substore, use_s3
+from penstock.storage.open_store import is_s3, open_store, substore, use_s3
 
 ROLE = "jobmanager"
 _SERVER_GRACE_S = 0.5
+_SWEEP_PAUSE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,11 @@ async def serving(
     Raises:
         StreamError: a port, a file or a setting is not to be had.
     """
-    kept = directory / "jobmanager"
-    storage = Path(config.jobmanager_storage_dir) if config.jobmanager_storage_dir else directory
-    lock = DirectoryLock(kept)
+    kept = str(directory / "jobmanager")
+    storage = config.jobmanager_storage_dir or str(directory)
+    lock = DirectoryLock(Path(kept))
     try:
-        leader = LeaderStore(open_store(str(kept)), str(kept))
+        leader = LeaderStore(open_store(kept), kept)
         await asyncio.to_thread(leader.take_over)
         alone = LeadershipNumbers()
         async with leading(config, directory, clock, leader, kept, storage, alone) as jobmanager:
@@ -101,8 +102,8 @@ async def leading(
     directory: Path,
     clock: Clock,
     leader: LeaderStore,
-    kept: Path,
-    storage: Path,
+    kept: str,
+    storage: str,
     numbers: LeadershipNumbers,
 ) -> AsyncIterator[RunningJobManager]:
     """A JobManager that leads, for the time of the block; at its end running jobs fail and everything is closed.
@@ -112,8 +113,8 @@ async def leading(
         directory: the daemon's directory.
         clock: where the time comes from.
         leader: it, as LEADER knows it.
-        kept: what the JobManagers of the cluster keep.
-        storage: for uploaded code and data.
+        kept: the store of what the JobManagers of the cluster keep.
+        storage: that of uploaded code and data.
         numbers: what is known of the election.
 
     Raises:
@@ -122,7 +123,7 @@ async def leading(
     use_s3(lambda: config.s3)
     token, made_token_file = own_token(config, directory)
     store = _job_store(kept, leader)
-    artifacts = ArtifactStore(storage / "artifacts")
+    artifacts = _artifacts(storage)
     try:
         results = ResultsStore()
         labels = load_failure_labels(config.jobmanager_failure_enrichers)
@@ -179,16 +180,22 @@ async def _acting(
                 task.cancel()
 
 
-def _job_store(kept: Path, leader: LeaderStore) -> JobStore:
-    jobs = substore(str(kept), "jobs")
+def _job_store(kept: str, leader: LeaderStore) -> JobStore:
+    jobs = substore(kept, "jobs")
     return JobStore(open_store(jobs), jobs, leader)
 
 
 def _drains(
-    dispatcher: DispatcherRunner, cluster: ClusterRunner, kept: Path, leader: LeaderStore
+    dispatcher: DispatcherRunner, cluster: ClusterRunner, kept: str, leader: LeaderStore
 ) -> DrainsRunner:
-    store = DrainsStore(open_store(str(kept)), str(kept), leader)
+    store = DrainsStore(open_store(kept), kept, leader)
     return DrainsRunner(dispatcher.jobs, cluster, store)
+
+
+def _artifacts(storage: str) -> ArtifactStore:
+    """A listing costs the more the larger the bucket, and nobody waits for what is swept."""
+    pause_s = _SWEEP_PAUSE_S if is_s3(storage) else 0.0
+    return ArtifactStore(open_store(substore(storage, "artifacts")), pause_s)
 
 
 def _connect(

@@ -37,7 +37,7 @@ from penstock.client.addresses import format_address
 from penstock.client.announced_tokens import Announcement
 from penstock.config import Configuration
 from penstock.errors import StreamError
-from penstock.storage.open_store import open_store
+from penstock.storage.open_store import is_s3, open_store, substore, use_s3
 from penstock.storage.private_directories import make_private
 from penstock.storage.swap_counts import SWAPS
 
@@ -86,14 +86,16 @@ async def _serve_elected(
     config: Configuration, directory: Path, stop: asyncio.Event, end: Callable[[str], NoReturn]
 ) -> None:
     """One of several JobManagers: stands by, and leads when it is its turn."""
-    kept = Path(config.high_availability_storage_dir) / config.high_availability_cluster_id
+    use_s3(lambda: config.s3)
+    kept = substore(config.high_availability_storage_dir, config.high_availability_cluster_id)
     lock = DirectoryLock(directory / ROLE / config.jobmanager_id)
     leadership: LeadershipRunner | None = None
     # Clients look for the token in every phase, also between standing by and leading.
     announced = ExitStack()
     try:
-        make_private(kept)
-        store = LeaderStore(open_store(str(kept)), str(kept))
+        if not is_s3(kept):
+            make_private(Path(kept.removeprefix("file://")))
+        store = LeaderStore(open_store(kept), kept)
         token, made_token_file = own_token(config, directory)
         server = make_server(token)
         try:

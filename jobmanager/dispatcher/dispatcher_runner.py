@@ -187,6 +187,7 @@ class DispatcherRunner:
         self._check_not_stopping()
         start = await self._checks.find_start(job_id, graph)
         graph = graph if start is None else start.graph
+        await self._artifacts.find_missing(artifact.id for artifact in graph.artifacts)
         job = describe(job_id, graph, self._config, self._artifacts, self._cluster.facts)
         await self._checks.check_directory(job)
         if start is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -81,8 +82,23 @@ class RecoveryRunner:
         Raises:
             StoreTransient: it cannot be found out which there are.
         """
-        for stored in await self._calls.run("find the jobs", self._store.stored):
+        found = await self._calls.run("find the jobs", self._store.stored)
+        for stored in await self._with_artifacts(found):
             self._recover(stored)
+
+    async def _with_artifacts(self, found: Sequence[StoredJob]) -> Sequence[StoredJob]:
+        """Looks for the code of all of them at once; where that cannot be done, says so."""
+        unended = [stored for stored in found if not stored.has_ended]
+        wanted = {artifact.id for stored in unended for artifact in stored.graph.artifacts}
+        try:
+            if wanted:
+                await self._artifacts.find_missing(wanted)
+        except StreamError as error:
+            return [
+                one if one.has_ended or one.problem else replace(one, problem=str(error))
+                for one in found
+            ]
+        return found
 
     def stop(self) -> None:
         """Nothing is begun any more."""
@@ -178,5 +194,6 @@ class RecoveryRunner:
                 unreadable.problem = f"the job cannot be gone on with yet: {error}"
                 continue
             if stored is not None:
-                self._recover(stored)
+                for one in await self._with_artifacts([stored]):
+                    self._recover(one)
                 self._jobs.count()

@@ -15,7 +15,7 @@ from penstock.config.daemon_keys import DaemonKeys
 from penstock.config.high_availability_keys import HighAvailabilityKeys
 from penstock.config.job_keys import JobKeys
 from penstock.errors import ConfigurationError
-from penstock.storage.open_store import has_scheme
+from penstock.storage.open_store import open_store
 from penstock.storage.s3.settings import S3Settings
 
 _TYPES_WITH_EXPONENTIAL_DELAY = (None, "fallback", "exponential-delay", "exponentialdelay")
@@ -82,11 +82,10 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys):
             raise ConfigurationError(
                 f"high-availability.type: zookeeper needs {' and '.join(missing)}: set what is missing"
             )
-        if has_scheme(self.high_availability_storage_dir):
-            raise ConfigurationError(
-                f"high-availability.storageDir: {self.high_availability_storage_dir} must be the path of a "
-                "directory that all JobManagers see"
-            )
+        try:
+            open_store(self.high_availability_storage_dir)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"high-availability.storageDir: {error}") from error
         if self.high_availability_zookeeper_client_acl == "creator" and (
             self.high_availability_zookeeper_client_auth == "none"
         ):

@@ -27,7 +27,7 @@ class HighAvailabilityKeys(BaseModel):
     high_availability_storage_dir: str = Field(
         "",
         alias="high-availability.storageDir",
-        description="A directory that all JobManagers see: who leads, records and graphs of jobs, uploaded code and data.",
+        description="A directory that all JobManagers see, or `s3://bucket/prefix`: who leads, records and graphs of jobs, uploaded code and data.",
     )
     client_timeout_ms: DurationMs = Field(
         60_000,

@@ -137,9 +137,9 @@ def test_who_meets_a_newer_leader_ends_and_the_next_epoch_is_above_it() -> None:
         (
             {
                 "high-availability.zookeeper.quorum": "h:1",
-                "high-availability.storageDir": "s3://bucket/ha",
+                "high-availability.storageDir": "hdfs://name/ha",
             },
-            "must be the path of a directory",
+            "high-availability.storageDir: 'hdfs://name/ha' names no store",
         ),
         (
             {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shutil
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -468,11 +466,17 @@ def test_the_jobs_that_ended_first_are_forgotten_first(cluster_of: Any, make_gra
     run(scenario)
 
 
-def test_a_sweep_that_fails_does_no_harm(cluster_of: Any, make_graph: Any, tmp_path: Path) -> None:
+def test_a_sweep_that_fails_does_no_harm(
+    cluster_of: Any, make_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_prefix: str) -> list[object]:
+        raise errors.StoreTransient("it cannot be listed")
+
     async def scenario() -> None:
         async with cluster_of({"jobmanager.retained-jobs": 1}) as cluster:
             taskmanager = await cluster.add("tm1")
-            shutil.rmtree(tmp_path / "artifacts")
+            artifacts = cluster.jobmanager.dispatcher._artifacts
+            monkeypatch.setattr(artifacts._store, "list", fail)
             for digit in "012":
                 job_id = await cluster.submit(make_graph(), digit * 32)
                 await cluster.wait_for(job_id, "RUNNING")

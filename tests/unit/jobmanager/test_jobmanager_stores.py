@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -41,6 +40,7 @@ from penstock.errors import (
     JobRejected,
     StoreCorrupt,
     StoreNotFound,
+    StoreTransient,
     StreamError,
 )
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
@@ -329,17 +329,26 @@ def test_what_a_fetch_that_broke_off_has_taken_is_missed_aloud() -> None:
     asyncio.run(scenario())
 
 
-def test_unused_artifacts_are_swept_and_a_failure_is_told(tmp_path: Path) -> None:
+def failing(_prefix: str) -> list[object]:
+    raise StoreTransient("it cannot be listed")
+
+
+def test_unused_artifacts_are_swept_and_a_failure_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
-        store = ArtifactStore(tmp_path / "artifacts")
+        kept = LocalStore(tmp_path / "artifacts")
+        store = ArtifactStore(kept)
+        (tmp_path / "artifacts").mkdir()
         old, used, asked_for = (digit * 64 for digit in "012")
         for name in (old, used, asked_for):
             (tmp_path / "artifacts" / name).touch()
             os.utime(tmp_path / "artifacts" / name, (0, 0))
-        assert store.missing([asked_for]) == []
+        assert await store.find_missing([asked_for]) == []
         await store.sweep(frozenset({used}))
-        assert store.missing([old, used, asked_for]) == [old]
-        shutil.rmtree(tmp_path / "artifacts")
+        assert await store.find_missing([old, used, asked_for]) == [old]
+        assert store.missing([old, used]) == [old]
+        monkeypatch.setattr(kept, "list", failing)
         with structlog.testing.capture_logs() as logs:
             await store.sweep(frozenset())
         assert [entry["event"] for entry in logs] == ["artifacts.sweep_failed"]

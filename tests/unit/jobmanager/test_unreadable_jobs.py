@@ -138,6 +138,7 @@ def test_a_job_that_cannot_be_read_is_kept_until_it_can(
             Checkpointed(await cluster.add("tm2"))
             await told(cluster, "RESTARTING", "yet")
             if what == "artifacts":
+                damaged.mkdir(exist_ok=True)
                 for path in away.iterdir():
                     path.rename(damaged / path.name)
             else:
