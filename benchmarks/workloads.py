@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
@@ -153,6 +154,43 @@ def w4_limit(batches: Batches) -> int:
                 best[auction] = euro
                 emitted += 1
     return emitted
+
+
+class Totals(ps.KeyedBatchFunction):
+    """Adds up prices per key, a batch at a time, and emits the new totals."""
+
+    total = ps.ValueState("total", pa.int64(), default=0)
+
+    @override
+    def process_batch(self, keys: pa.Array, batch: pa.RecordBatch, out: Any) -> None:
+        found, sums = _summed(keys, batch["price"])
+        names = pa.array(found)
+        totals = self.total.get_many(names).to_numpy() + sums
+        self.total.put_many(names, pa.array(totals))
+        out.emit(pa.record_batch([names, pa.array(totals)], names=["auction", "total"]))
+
+
+def _summed(keys: pa.Array, prices: pa.Array) -> tuple[Any, Any]:
+    found, places = np.unique(keys.to_numpy(), return_inverse=True)
+    return found, np.bincount(places, prices.to_numpy()).astype(np.int64)
+
+
+def w5(stream: ps.Stream) -> None:
+    schema = pa.schema([("auction", pa.int64()), ("total", pa.int64())])
+    stream.key_by("auction").process(Totals(), schema=schema).uid("w5-totals").discard()
+
+
+def w5_limit(batches: Batches) -> int:
+    """The same work with numpy alone; keys are small numbers, so that an array holds the totals."""
+    totals = np.zeros(1 << 24, np.int64)
+    rows = 0
+    for batch in batches:
+        found, sums = _summed(batch["auction"], batch["price"])
+        totals[found] += sums
+        rows += pa.record_batch(
+            [pa.array(found), pa.array(totals[found])], names=["a", "t"]
+        ).num_rows
+    return rows
 
 
 # ---------------------------------------------------------------- Nexmark
@@ -394,6 +432,7 @@ WORKLOADS = {
         Workload("w2", "10 s tumbling count, sum, max per key", w2, w2_limit),
         Workload("w3", "running count and sum per key", w3, w3_limit),
         Workload("w4", "Python map, key_by, Python function with a value per key", w4, w4_limit),
+        Workload("w5", "numpy function with a number per key, a batch at a time", w5, w5_limit),
         *(sliding(slices) for slices in (10, 60, 300, 3600)),
         Workload("q1", "currency conversion", q1, q1_limit),
         Workload("q2", "bids of five auctions", q2, q2_limit),

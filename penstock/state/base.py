@@ -307,16 +307,17 @@ class KeyedState(State):
         is_plain_list = isinstance(values, list | tuple) and _is_cut_by_arrow(type_)
         if not isinstance(values, pa.Array) and not is_plain_list:
             values = pa.array(values, type_)
-        if len(values) != len(slots):
-            raise StateError(
-                f"state {self.name!r}: {method}() got {len(slots)} keys and {len(values)} values"
-            )
+        self._check_counts(len(slots), len(values), method)
         if isinstance(values, pa.Array):
             try:
                 values = decode(values, exact=True)
             except ValueError as error:
                 raise StateError(f"state {self.name!r}: {method}(): {error}") from error
         return list(zip(slots, values, strict=True))
+
+    def _check_counts(self, keys: int, values: int, method: str) -> None:
+        if keys != values:
+            raise StateError(f"state {self.name!r}: {method}() got {keys} keys and {values} values")
 
     def _is_expired(self, stamp_ms: int) -> bool:
         return stamp_ms + self._ttl_ms <= self._scope.now_ms

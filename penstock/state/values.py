@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
+import pyarrow.types as pt
 from typing_extensions import override
 
 from penstock.aggregates.aggregates import CUSTOM, Aggregate
@@ -66,15 +67,45 @@ class CellState(KeyedState):
             self._values[slot] = ABSENT
             self._changed.append(slot)
 
+    def _put_many(self, keys: pa.Array, values: pa.Array) -> None:
+        """Sets the values of n keys of the batch; null removes, and the last of equal keys counts."""
+        if self._is_plain and _is_own_form(values, self.codec.value_type):
+            slots, cells = self._slots(keys, "put_many"), self._values
+            self._check_counts(len(slots), len(values), "put_many")
+            for slot, value in zip(slots, values.to_pylist(), strict=True):
+                cells[slot] = value
+            self._changed += slots
+            return
+        for slot, value in self._pairs(keys, values, self.codec.value_type, "put_many"):
+            if value is None:
+                self._remove(slot)
+            else:
+                self._save(slot, value)
+
     def _load_many(self, keys: pa.Array, method: str) -> list[Any]:
         """The values of n keys, None where there is none."""
         slots = self._slots(keys, method)
         if self._is_plain:
             values = self._values
             found = [values[slot] for slot in slots]
+            if ABSENT not in found:
+                return found
         else:
             found = [self._load(slot) for slot in slots]
         return [None if value is ABSENT else value for value in found]
+
+
+def _is_own_form(values: object, type_: pa.DataType | None) -> bool:
+    """Arrow's values of the type, none of them null, are what is stored, as they are."""
+    if not isinstance(values, pa.Array) or values.type != type_ or values.null_count:
+        return False
+    return (
+        pt.is_integer(type_)
+        or pt.is_boolean(type_)
+        or (pt.is_floating(type_) and not pt.is_float16(type_))
+        or pt.is_string(type_)
+        or pt.is_binary(type_)
+    )
 
 
 class ValueState(CellState):
@@ -160,11 +191,7 @@ class ValueState(CellState):
 
     def put_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Sets the values of n keys of the batch; null removes, and the last of equal keys counts."""
-        for slot, value in self._pairs(keys, values, self.codec.value_type, "put_many"):
-            if value is None:
-                self._remove(slot)
-            else:
-                self._save(slot, value)
+        self._put_many(keys, values)
 
 
 class ReducingState(CellState):
@@ -217,11 +244,7 @@ class ReducingState(CellState):
 
     def put_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Replaces what n keys of the batch hold; null removes."""
-        for slot, value in self._pairs(keys, values, self.codec.value_type, "put_many"):
-            if value is None:
-                self._remove(slot)
-            else:
-                self._save(slot, value)
+        self._put_many(keys, values)
 
     def _add(self, slot: int, value: Any) -> None:
         before = self._load(slot)

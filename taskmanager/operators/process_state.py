@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,6 +23,7 @@ from penstock.state.declarations import (
 )
 from penstock.storage.codec import Stamped, StateError
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import encode_keys
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.state.descriptors import StateDescriptor, StateKind
@@ -210,7 +212,10 @@ class BatchKeys:
     def __init__(self, keys: pa.Array, slots: list[int]) -> None:
         self._keys = keys
         self._slots = slots
+        self._slot_array: Int64Array | None = None
         self._by_key: dict[bytes, int] | None = None
+        self._asked: tuple[pa.Array, Sequence[int]] = keys, slots
+        """The last question: what was got is often put next."""
 
     def slots_of(self, keys: pa.Array) -> Sequence[int]:
         """The slots of m keys.
@@ -220,6 +225,14 @@ class BatchKeys:
         """
         if keys is self._keys:
             return self._slots
+        asked, found = self._asked
+        if keys is not asked:
+            found = self._found(keys)
+            if isinstance(keys, pa.Array):  # which never changes
+                self._asked = keys, found
+        return found
+
+    def _found(self, keys: pa.Array) -> Sequence[int]:
         if isinstance(keys, pa.ChunkedArray):
             keys = keys.combine_chunks()
         if not isinstance(keys, pa.Array):
@@ -231,8 +244,10 @@ class BatchKeys:
         positions = pc.index_in(keys, value_set=self._keys)
         if positions.null_count:
             raise self._unknown(keys, pc.index(positions.is_null(), True).as_py())
-        slots = self._slots
-        return [slots[position] for position in positions.to_pylist()]
+        if self._slot_array is None:
+            self._slot_array = np.array(self._slots, np.int64)
+        found: list[int] = self._slot_array[positions.to_numpy()].tolist()
+        return found
 
     def _slots_of_structs(self, keys: pa.Array) -> Sequence[int]:
         if self._by_key is None:

@@ -63,7 +63,7 @@ class HashMapValueColumn(ObjectColumn):
         if not changed:
             return np.empty(0, np.int64)
         slots = np.array(changed, np.int64)
-        gone = np.array([slot for slot in changed if self.is_empty(values[slot])], np.int64)
+        gone = np.array(self._emptied(changed), np.int64)
         self._touch()
         if len(gone):
             gone = np.unique(gone)
@@ -82,6 +82,11 @@ class HashMapValueColumn(ObjectColumn):
         self.present[gone] = False
         changed.clear()
         return gone
+
+    def _emptied(self, slots: list[int]) -> list[int]:
+        """Those of the slots that hold nothing any more."""
+        values = self.values
+        return [slot for slot in slots if values[slot] is ABSENT]
 
     @override
     def forget_slots(self, slots: Int64Array) -> None:
@@ -214,6 +219,11 @@ class HashMapListColumn(HashMapValueColumn):
     @override
     def is_empty(self, cell: Any) -> bool:
         return cell is ABSENT or not cell
+
+    @override
+    def _emptied(self, slots: list[int]) -> list[int]:
+        values = self.values
+        return [slot for slot in slots if self.is_empty(values[slot])]
 
     @override
     def _unexpired(self, cell: Any, now_ms: int) -> tuple[Any, int]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import TaskFailure
+from penstock.storage.codec import StateError
 from tests.support.examples import examples
 from tests.support.process_specs import rows, run_process
 
@@ -283,3 +284,33 @@ def test_bad_batches_go_the_way_of_the_policy() -> None:
     harness.push(rows((1, 5, 10), (2, 6, 11)))
     assert not harness.rows()
     assert [row["n"] for row in harness.side("errors")] == [5, 6]
+
+
+class Widths(ps.KeyedBatchFunction):
+    """Puts arrays of the state's own type and of others, asked for by lists that change in between."""
+
+    own = ps.ValueState("own", pa.float32())
+    text = ps.ValueState("text", pa.string())
+
+    def process_batch(self, keys: pa.Array, batch: pa.RecordBatch, out: ps.BatchCollector) -> None:
+        asked = [7]
+        self.own.put_many(asked, pa.array([0.1], pa.float32()))
+        asked[0] = 8
+        self.own.put_many(asked, [0.2])
+        self.text.put_many(pa.array([7, 8, 7]), pa.array(["a", "b", "c"]))
+        self.text.put_many(pa.array([8]), pa.array([None], pa.string()))
+        with pytest.raises(StateError, match=r"got 1 keys and 2 values"):
+            self.own.put_many(pa.array([7]), pa.array([1, 2], pa.float32()))
+        names = pa.array([8, 7])
+        columns = [names, self.own.get_many(names), self.text.get_many(names)]
+        out.emit(pa.record_batch(columns, names=["user", "own", "text"]), [0, 0])
+
+
+def test_arrays_of_the_type_and_others_are_put_alike() -> None:
+    schema = pa.schema([("user", pa.int64()), ("own", pa.float32()), ("text", pa.string())])
+    harness = run_process(Widths(), output=schema)
+    harness.push(rows((7, 0, 0), (8, 0, 0)))
+    assert harness.take_rows() == [
+        {"user": 8, "own": pa.scalar(0.2, pa.float32()).as_py(), "text": None},
+        {"user": 7, "own": pa.scalar(0.1, pa.float32()).as_py(), "text": "c"},
+    ]
