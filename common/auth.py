@@ -1,8 +1,8 @@
 """Who may call a daemon: the shared token, checked on every call.
 
-Invariant: a daemon has a token, unless an open loopback port was asked for; one that listens beyond this
-machine has one that somebody gave it (``require_token``); and a server with a token answers no call without
-it.
+Invariant: a daemon has a token, unless an open loopback port was asked for or daemons show each other certificates;
+one that listens beyond this machine has certificates, or a token that somebody gave it (``require_token``); and a server
+with a token answers no call without it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing_extensions import override
 from penstock.client.addresses import is_loopback
 from penstock.client.credentials import AUTHORIZATION_KEY, load_token, token_metadata
 from penstock.client.grpc_errors import status_of
-from penstock.errors import ConfigurationError, Unauthenticated
+from penstock.errors import ConfigurationError, StreamError, Unauthenticated
 
 __all__ = [
     "TokenServerInterceptor",
     "load_token",
+    "refusing",
     "require_token",
     "server_interceptors",
     "token_client_interceptors",
@@ -30,23 +31,24 @@ __all__ = [
 ]
 
 
-def require_token(bind_host: str, token: str, setting: str) -> None:
-    """Refuses to listen beyond this machine without a token.
+def require_token(bind_host: str, token: str, setting: str, *, has_tls: bool) -> None:
+    """Refuses to listen beyond this machine where everybody would be let in.
 
     Args:
         bind_host: interface to listen on.
         token: the shared token, "" where there is none.
         setting: configuration key of ``bind_host``, for the message.
+        has_tls: daemons show each other certificates.
 
     Raises:
-        ConfigurationError: the host is no loopback address and there is no token.
+        ConfigurationError: the host is no loopback address, and there are neither a token nor certificates.
     """
-    if not token and not is_loopback(bind_host):
+    if not token and not has_tls and not is_loopback(bind_host):
         raise ConfigurationError(
             f"{setting} = {bind_host!r} can be reached from other machines, and no token is set: "
             "whoever reaches the port could run code here. Put a secret into a file and name it in "
-            "security.token-file (or set PENSTOCK_TOKEN) on every daemon and client, or bind to "
-            "127.0.0.1"
+            "security.token-file (or set PENSTOCK_TOKEN) on every daemon and client, give the daemons "
+            "certificates (security.ssl.internal.enabled), or bind to 127.0.0.1"
         )
 
 
@@ -68,7 +70,7 @@ class TokenServerInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or self._is_authorized(handler_call_details):
             return handler
-        return _refusing(handler)
+        return refusing(handler, Unauthenticated(_NO_TOKEN))
 
     def _is_authorized(self, details: grpc.HandlerCallDetails) -> bool:
         for key, value in details.invocation_metadata or ():
@@ -78,20 +80,19 @@ class TokenServerInterceptor(grpc.aio.ServerInterceptor):
         return False
 
 
-async def _refuse(context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-    status = status_of(
-        Unauthenticated(
-            "the cluster's token is missing or wrong: set security.token-file or PENSTOCK_TOKEN to "
-            "the secret that the daemons were started with. A cluster on loopback that was given none has "
-            "made one for its own user, in the file `token` of the JobManager's directory"
-        )
-    )
-    await context.abort(status.code, status.details, status.metadata)
+_NO_TOKEN = (
+    "the cluster's token is missing or wrong: set security.token-file or PENSTOCK_TOKEN to "
+    "the secret that the daemons were started with. A cluster on loopback that was given none has "
+    "made one for its own user, in the file `token` of the JobManager's directory"
+)
 
 
-def _refusing(handler: Any) -> Any:
+def refusing(handler: Any, error: StreamError) -> Any:
+    """A handler of the same kind that ends each call with an error."""
+    status = status_of(error)
+
     async def refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-        await _refuse(context)
+        await context.abort(status.code, status.details, status.metadata)
 
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,

@@ -6,6 +6,8 @@ A server without ``server_options`` takes the pings of its peers for an attack a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import grpc.aio
 
 from common.auth import server_interceptors
@@ -14,15 +16,18 @@ from common.message_bounds import check_message
 from penstock.client.grpc_errors import ErrorServerInterceptor
 
 
-def make_server(token: str = "") -> grpc.aio.Server:
+def make_server(
+    token: str = "", before: Sequence[grpc.aio.ServerInterceptor] = ()
+) -> grpc.aio.Server:
     """A server that listens nowhere yet; errors of its services become statuses.
 
     Its services see no request that goes beyond the bounds of its fields.
 
     Args:
         token: who calls must carry it, "" = everybody may call.
+        before: see calls first.
     """
     return grpc.aio.server(  # noqa: TID251 - the one place
         options=server_options(),
-        interceptors=[*server_interceptors(token), ErrorServerInterceptor(check_message)],
+        interceptors=[*before, *server_interceptors(token), ErrorServerInterceptor(check_message)],
     )

@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from common.auth import load_token, require_token
 from common.clock import Clock
-from common.grpc_server import make_server
+from common.daemon_server import DaemonServer
 from common.log_keeper import LogKeeper
 from common.metrics_server import MetricsServer
 from common.pb import internal_pb2_grpc
+from common.tls.daemon_tls_runner import DaemonTls
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.dispatcher.drains_runner import DrainsRunner
 from jobmanager.dispatcher.failure_enricher_loader import load_failure_labels
@@ -60,7 +62,7 @@ class RunningJobManager:
 
 @asynccontextmanager
 async def serving(
-    config: Configuration, directory: Path, clock: Clock
+    config: Configuration, directory: Path, clock: Clock, tls: DaemonTls | None = None
 ) -> AsyncIterator[RunningJobManager]:
     """The one JobManager of a directory, for the time of the block.
 
@@ -76,7 +78,9 @@ async def serving(
         leader = LeaderStore(open_store(kept), kept)
         await asyncio.to_thread(leader.take_over)
         alone = LeadershipNumbers()
-        async with leading(config, directory, clock, leader, kept, storage, alone) as jobmanager:
+        async with leading(
+            config, directory, clock, leader, kept, storage, alone, tls
+        ) as jobmanager:
             yield jobmanager
     finally:
         lock.close()
@@ -89,11 +93,26 @@ def own_token(config: Configuration, directory: Path) -> tuple[str, Path | None]
         ConfigurationError: it needs one from its user, or it cannot be read or written.
     """
     token = load_token(config.security_token_file)
-    require_token(config.jobmanager_bind_host, token, "jobmanager.bind-host")
+    require_token(
+        config.jobmanager_bind_host,
+        token,
+        "jobmanager.bind-host",
+        has_tls=config.security_ssl_internal_enabled,
+    )
     if token or config.security_open_loopback:
         return token, None
     made = make_own_token(directory)
     return load_token(str(made)), made
+
+
+def jobmanager_server(config: Configuration, token: str, tls: DaemonTls | None) -> DaemonServer:
+    """The server of a JobManager, whether it leads or not."""
+    return DaemonServer(
+        token,
+        tls,
+        takes_clients=True,
+        clients_need_tls=config.security_ssl_client_enabled,
+    )
 
 
 @asynccontextmanager
@@ -105,6 +124,7 @@ async def leading(
     kept: str,
     storage: str,
     numbers: LeadershipNumbers,
+    tls: DaemonTls | None = None,
 ) -> AsyncIterator[RunningJobManager]:
     """A JobManager that leads, for the time of the block; at its end running jobs fail and everything is closed.
 
@@ -116,6 +136,7 @@ async def leading(
         kept: the store of what the JobManagers of the cluster keep.
         storage: that of uploaded code and data.
         numbers: what is known of the election.
+        tls: of this daemon.
 
     Raises:
         StreamError: a port, a file or a setting is not to be had.
@@ -127,16 +148,14 @@ async def leading(
     try:
         results = ResultsStore()
         labels = load_failure_labels(config.jobmanager_failure_enrichers)
-        cluster = ClusterRunner(config, _connect(config, token, leader), clock)
+        cluster = ClusterRunner(config, _connect(config, token, leader, tls), clock)
         dispatcher = DispatcherRunner(config, cluster, artifacts, store, results, clock, labels)
         drains = _drains(dispatcher, cluster, kept, leader)
-        server = make_server(token)
-        client_pb2_grpc.add_JobManagerServicer_to_server(
-            JobManagerServicer(dispatcher, cluster, drains, artifacts, results, leader), server
-        )
-        internal_pb2_grpc.add_JobManagerInternalServicer_to_server(
-            JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, leader),
+        server = jobmanager_server(config, token, tls)
+        _serve(
             server,
+            JobManagerServicer(dispatcher, cluster, drains, artifacts, results, leader),
+            JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, leader),
         )
         shown = LeadershipCollector(lambda: leader.epoch, numbers)
         metrics = _metrics(config, dispatcher, cluster, shown)
@@ -157,6 +176,17 @@ async def leading(
             metrics.stop()
     finally:
         artifacts.close()
+
+
+def _serve(
+    server: DaemonServer,
+    for_clients: JobManagerServicer,
+    for_taskmanagers: JobManagerInternalServicer,
+) -> None:
+    server.serve(partial(client_pb2_grpc.add_JobManagerServicer_to_server, for_clients))
+    server.serve(
+        partial(internal_pb2_grpc.add_JobManagerInternalServicer_to_server, for_taskmanagers)
+    )
 
 
 @asynccontextmanager
@@ -199,7 +229,7 @@ def _artifacts(storage: str) -> ArtifactStore:
 
 
 def _connect(
-    config: Configuration, token: str, leader: LeaderStore
+    config: Configuration, token: str, leader: LeaderStore, tls: DaemonTls | None
 ) -> Callable[[str, str, str], TaskManagerClient]:
     def connect(taskmanager_id: str, address: str, incarnation: str) -> TaskManagerClient:
         return TaskManagerClient(
@@ -210,6 +240,7 @@ def _connect(
             rpc_timeout_ms=config.rpc_timeout_ms,
             silence_max_ms=config.heartbeat_timeout_ms,
             incarnation=incarnation,
+            tls=tls,
         )
 
     return connect

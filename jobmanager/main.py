@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from common.clock import SystemClock
 from common.daemon_metrics import SwapCollector, show_uptime
-from common.grpc_server import make_server
 from common.log import configure_logging
 from common.metrics_server import METRICS_OFF, MetricsServer
 from common.process import (
@@ -27,7 +26,15 @@ from common.process import (
     parse_daemon_arguments,
     stop_requests,
 )
-from jobmanager.assembly_runner import ROLE, RunningJobManager, leading, own_token, serving
+from common.tls.daemon_tls_runner import DaemonTls
+from jobmanager.assembly_runner import (
+    ROLE,
+    RunningJobManager,
+    jobmanager_server,
+    leading,
+    own_token,
+    serving,
+)
 from jobmanager.leadership.leadership_metrics import LeadershipCollector
 from jobmanager.leadership.leadership_runner import LeadershipRunner
 from jobmanager.rpc.bound_port_runner import bind
@@ -55,13 +62,13 @@ async def run_daemon(
         directory: the daemon's directory.
         end: ends the process, where it is one of several and its part is over.
     """
-    with stop_requests() as stop:
+    with stop_requests() as stop, DaemonTls.running(config) as tls:
         if config.high_availability_type == "none":
-            async with serving(config, directory, SystemClock()) as jobmanager:
+            async with serving(config, directory, SystemClock(), tls) as jobmanager:
                 with _announced(config, jobmanager.port, jobmanager.made_token_file):
                     await _serve(config, directory, jobmanager, stop)
         else:
-            await _serve_elected(config, directory, stop, end)
+            await _serve_elected(config, directory, stop, end, tls)
     structlog.get_logger(__name__).info("jobmanager.stopped")
 
 
@@ -83,7 +90,11 @@ async def _serve(
 
 
 async def _serve_elected(
-    config: Configuration, directory: Path, stop: asyncio.Event, end: Callable[[str], NoReturn]
+    config: Configuration,
+    directory: Path,
+    stop: asyncio.Event,
+    end: Callable[[str], NoReturn],
+    tls: DaemonTls | None,
 ) -> None:
     """One of several JobManagers: stands by, and leads when it is its turn."""
     use_s3(lambda: config.s3)
@@ -97,13 +108,13 @@ async def _serve_elected(
             make_private(Path(kept.removeprefix("file://")))
         store = LeaderStore(open_store(kept), kept)
         token, made_token_file = own_token(config, directory)
-        server = make_server(token)
+        server = jobmanager_server(config, token, tls)
         try:
             port = bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)
             announced.enter_context(_announced(config, port, made_token_file))
             address = format_address(config.jobmanager_rpc_address, port)
             leadership = LeadershipRunner(config, address, store, end)
-            leadership.standby.answer_on(server)
+            server.serve(leadership.standby.answer_on)
             await server.start()
             async with _registered(config, directory, address, leadership):
                 if not await _comes_first(leadership.lead(), stop.wait()):
@@ -113,7 +124,7 @@ async def _serve_elected(
         config = config.model_copy(update={"jobmanager_rpc_port": port})
         async with (
             leading(
-                config, directory, SystemClock(), store, kept, kept, leadership.numbers
+                config, directory, SystemClock(), store, kept, kept, leadership.numbers, tls
             ) as jobmanager,
             asyncio.TaskGroup() as tasks,
         ):

@@ -9,32 +9,35 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from common.clock import SystemClock
 from common.daemon_metrics import show_gauge, show_uptime
-from common.grpc_server import make_server
+from common.daemon_server import DaemonServer
 from common.log_keeper import LogKeeper
 from common.metrics import AttemptMetricsCollector
 from common.pb import internal_pb2
 from common.pb.internal_pb2_grpc import add_TaskManagerInternalServicer_to_server
 from common.process import DaemonRegistration, host_id
 from common.store_metrics import show_stores
+from common.tls.daemon_tls_runner import DaemonTls
 from penstock.client.addresses import format_address
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, InvariantViolation
 from penstock.storage.private_directories import make_private
 from taskmanager.daemon.disk_guard import DiskLimits
 from taskmanager.daemon.disk_guard_runner import DiskGuardRunner
+from taskmanager.daemon.helper_process_runner import HelperProcessRunner
 from taskmanager.daemon.identity import identify
 from taskmanager.daemon.local_state_runner import LocalStateKeeper, local_state_roots
 from taskmanager.daemon.partition_keeper_runner import PartitionKeeper
 from taskmanager.daemon.partition_server_runner import PartitionServerRunner
 from taskmanager.daemon.parts_runner import DaemonPart, Loops
 from taskmanager.daemon.slot_environment import slot_variables
+from taskmanager.network.gateway import GATEWAY_SOCKET, Gateway
 from taskmanager.partitions.spill_counts import SPILL, SpillCollector
 from taskmanager.processes.background import Background
+from taskmanager.processes.fork_protocol import ProcessKind
 from taskmanager.processes.forkserver_runner import ForkserverRunner
 from taskmanager.rpc.jobmanager_client import JobManagerClient
 from taskmanager.rpc.registration_runner import RegistrationRunner
@@ -70,6 +73,7 @@ class TaskManagerSite:
         metrics_address: where they are served, "" = nowhere.
         forkserver_arguments: for tests that run other code in slots.
         user_umask: of slots, whose files are the user's; -1 = as this process has it.
+        tls: of calls between daemons, None = they are plain.
     """
 
     taskmanager_id: str
@@ -87,6 +91,7 @@ class TaskManagerSite:
     metrics_address: str
     forkserver_arguments: Sequence[str]
     user_umask: int
+    tls: DaemonTls | None
 
     @property
     def host_id(self) -> str:
@@ -130,13 +135,18 @@ class TaskManagerAssembly:
             site.forkserver_arguments,
             user_umask=site.user_umask,
         )
+        self._gateway: Gateway | None = None
+        self._gateway_process = self._make_gateway()
+        self._partition_server_configuration = _partition_server_configuration(site)
         self._partition_server = PartitionServerRunner(
-            _partition_server_configuration(site),
+            self._partition_server_configuration,
             site.logs / f"{ROLE}-{site.taskmanager_id}-partition-server.log",
             self._forkserver,
             self._clock,
         )
-        self._client = JobManagerClient(site.jobmanagers, site.token, config.rpc_timeout_ms / 1000)
+        self._client = JobManagerClient(
+            site.jobmanagers, site.token, config.rpc_timeout_ms / 1000, site.tls
+        )
         self._table = SlotTable(config.taskmanager_slots)
         self._local_state = local_state_roots(
             config.local_backup_directories, site.directory, site.taskmanager_id
@@ -167,7 +177,7 @@ class TaskManagerAssembly:
             self._supervisor.set_spilling,
         )
         self._registration_file = DaemonRegistration(site.directory, ROLE, site.taskmanager_id)
-        self._server = make_server(site.token)
+        self._server = DaemonServer(site.token, site.tls)
 
     @property
     def failed(self) -> asyncio.Future[Exception]:
@@ -190,6 +200,11 @@ class TaskManagerAssembly:
         return [
             DaemonPart("calls to the JobManager", stop=self._client.close),
             DaemonPart("fork server", self._forkserver.start, self._forkserver.stop),
+            *(
+                [DaemonPart("gateway", self._open_gateway, self._gateway_process.stop)]
+                if self._site.tls
+                else []
+            ),
             DaemonPart("partition server", self._serve_partitions, self._partition_server.stop),
             DaemonPart("directories of local state", self._make_local_state_private),
             DaemonPart("room on the disk", self._disk_guard.look),
@@ -197,6 +212,11 @@ class TaskManagerAssembly:
             DaemonPart("metrics", self._export),
             DaemonPart("registration file", self._write_registration, self._remove_registration),
             loop("watch over the fork server", self._forkserver.run),
+            *(
+                [loop("watch over the gateway", self._gateway_process.run)]
+                if self._site.tls
+                else []
+            ),
             loop("watch over the partition server", self._partition_server.run),
             DaemonPart("slots", stop=lambda: self._supervisor.drop_all(self._why_it_ends())),
             loop("registration", lambda: self._registered().run()),
@@ -208,6 +228,16 @@ class TaskManagerAssembly:
         ]
 
     # ------------------------------------------------------------ what parts are made of
+
+    def _make_gateway(self) -> HelperProcessRunner:
+        site = self._site
+        return HelperProcessRunner(
+            ProcessKind.GATEWAY,
+            _gateway_configuration(site),
+            site.logs / f"{ROLE}-{site.taskmanager_id}-gateway.log",
+            self._forkserver,
+            self._clock,
+        )
 
     def _make_supervisor(self, background: Background) -> SlotSupervisor:
         site = self._site
@@ -225,6 +255,7 @@ class TaskManagerAssembly:
                 packages=site.packages,
                 terminal_fd=site.terminal,
                 token=site.token,
+                gateway=lambda: self._gateway,
             ),
             table=self._table,
             forkserver=self._forkserver,
@@ -254,6 +285,12 @@ class TaskManagerAssembly:
         for root in self._local_state if self._site.config.writes_local_copies else ():
             make_private(root)
 
+    async def _open_gateway(self) -> None:
+        endpoint = await self._gateway_process.start()
+        self._gateway = Gateway(endpoint.unix_path, endpoint.tcp_port)
+        self._partition_server_configuration.gateway_unix_path = endpoint.unix_path
+        self._partition_server_configuration.gateway_port = endpoint.tcp_port
+
     async def _serve_partitions(self) -> None:
         self._partition_endpoint = await self._partition_server.start()
 
@@ -268,7 +305,7 @@ class TaskManagerAssembly:
             self._enter,
             site.logs_of_jobs,
         )
-        add_TaskManagerInternalServicer_to_server(servicer, self._server)
+        self._server.serve(partial(add_TaskManagerInternalServicer_to_server, servicer))
         port = _bind(self._server, config)
         self.address = format_address(config.taskmanager_host, port)
         self._registration = RegistrationRunner(
@@ -317,6 +354,10 @@ class TaskManagerAssembly:
             "partition_server_restarts": (
                 "Partition servers that had to be replaced since the start.",
                 lambda: self._partition_server.restart_count,
+            ),
+            "gateway_restarts": (
+                "TLS gateways that had to be replaced since the start.",
+                lambda: self._gateway_process.restart_count,
             ),
             "heartbeat_age_seconds": (
                 "Time since the JobManager has answered a heartbeat or a report.",
@@ -377,6 +418,19 @@ class TaskManagerAssembly:
         return str(self.failed.result()) if self._has_failed else "the TaskManager was told to end"
 
 
+def _gateway_configuration(site: TaskManagerSite) -> internal_pb2.SlotConfiguration:
+    """What the gateway is told: a slot without a job."""
+    return internal_pb2.SlotConfiguration(
+        slot_id=f"gateway-{site.taskmanager_id}",
+        taskmanager_id=site.taskmanager_id,
+        host_id=site.host_id,
+        unix_socket_path=str(site.runtime / GATEWAY_SOCKET),
+        tcp_bind_host=site.config.taskmanager_bind_host,
+        tcp_advertised_host=site.config.taskmanager_host,
+        config=site.config.to_mapping(),
+    )
+
+
 def _partition_server_configuration(site: TaskManagerSite) -> internal_pb2.SlotConfiguration:
     """What the partition server is told: a slot without a job, for every leader."""
     config = site.config
@@ -385,7 +439,7 @@ def _partition_server_configuration(site: TaskManagerSite) -> internal_pb2.SlotC
         slot_id=f"partitions-{site.taskmanager_id}",
         taskmanager_id=site.taskmanager_id,
         host_id=site.host_id,
-        unix_socket_path=str(unix_path) if config.taskmanager_local_sockets else "",
+        unix_socket_path=str(unix_path) if config.taskmanager_local_sockets or site.tls else "",
         tcp_bind_host=config.taskmanager_bind_host,
         tcp_advertised_host=config.taskmanager_host,
         config=config.to_mapping(),
@@ -394,10 +448,11 @@ def _partition_server_configuration(site: TaskManagerSite) -> internal_pb2.SlotC
     )
 
 
-def _bind(server: grpc.aio.Server, config: Configuration) -> int:
-    wanted = format_address(config.taskmanager_bind_host, config.taskmanager_rpc_port)
+def _bind(server: DaemonServer, config: Configuration) -> int:
+    host, port = config.taskmanager_bind_host, config.taskmanager_rpc_port
+    wanted = format_address(host, port)
     try:
-        return server.add_insecure_port(wanted)
+        return server.bind(host, port)
     except RuntimeError as error:
         raise ConfigurationError(
             f"the TaskManager cannot listen on {wanted}: the port is in use or the address is "

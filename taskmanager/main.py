@@ -30,6 +30,7 @@ from common.process import (
     parse_daemon_arguments,
     stop_requests,
 )
+from common.tls.daemon_tls_runner import DaemonTls
 from penstock.client.addresses import format_address
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, StreamError
@@ -106,6 +107,7 @@ class TaskManagerDaemon:
             # First, so that a port that cannot be had is told though there is no JobManager yet.
             metrics = self._start_metrics(resources)
             token = await self._token()
+            tls = resources.enter_context(DaemonTls.running(self._config))
             await asyncio.to_thread(self._sweep_directories)
             work = self._own_work_directory(resources)
             spill = self._own_spill_directory(resources, work.path)
@@ -127,6 +129,7 @@ class TaskManagerDaemon:
                 metrics_address=metrics.address,
                 forkserver_arguments=self._forkserver_arguments,
                 user_umask=self._user_umask,
+                tls=tls,
             )
             async with asyncio.TaskGroup() as group, AsyncExitStack() as started:
                 self._assembly = assembly = TaskManagerAssembly(site, group)
@@ -139,7 +142,10 @@ class TaskManagerDaemon:
         """The secret that was given, else the one that the JobManager has made for this user."""
         config = self._config
         token = load_token(config.security_token_file, self._environment)
-        require_token(config.taskmanager_bind_host, token, "taskmanager.bind-host")
+        has_tls = config.security_ssl_internal_enabled
+        require_token(config.taskmanager_bind_host, token, "taskmanager.bind-host", has_tls=has_tls)
+        if has_tls:
+            return ""  # certificates take its place
         if token or config.security_open_loopback:
             return token
         return await await_made_token(self._jobmanagers, self._directory)

@@ -2090,6 +2090,8 @@ class SlotConfiguration(_message.Message):
     SPILL_DIRECTORY_FIELD_NUMBER: _builtins.int
     LOCAL_STATE_DIRECTORIES_FIELD_NUMBER: _builtins.int
     OLDEST_PEER_EPOCH_FIELD_NUMBER: _builtins.int
+    GATEWAY_UNIX_PATH_FIELD_NUMBER: _builtins.int
+    GATEWAY_PORT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     slot_id: _builtins.str
     taskmanager_id: _builtins.str
@@ -2106,6 +2108,10 @@ class SlotConfiguration(_message.Message):
     """The TaskManager's directory for partitions that do not fit into memory, or outlive their slot."""
     oldest_peer_epoch: _builtins.int
     """As of AllocateSlotsRequest."""
+    gateway_unix_path: _builtins.str
+    """Where this TaskManager's gateway takes those who want to reach other hosts, "" = slots connect by themselves."""
+    gateway_port: _builtins.int
+    """Where it takes those who come from other hosts."""
     @_builtins.property
     def code_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Directories and zips put first on sys.path."""
@@ -2140,10 +2146,12 @@ class SlotConfiguration(_message.Message):
         spill_directory: _builtins.str = ...,
         local_state_directories: _abc.Iterable[_builtins.str] | None = ...,
         oldest_peer_epoch: _builtins.int = ...,
+        gateway_unix_path: _builtins.str = ...,
+        gateway_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_paths", b"artifact_paths", "code_paths", b"code_paths", "config", b"config", "host_id", b"host_id", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "local_state_directories", b"local_state_directories", "log_directory", b"log_directory", "oldest_peer_epoch", b"oldest_peer_epoch", "slot_id", b"slot_id", "spill_directory", b"spill_directory", "taskmanager_id", b"taskmanager_id", "tcp_advertised_host", b"tcp_advertised_host", "tcp_bind_host", b"tcp_bind_host", "token", b"token", "unix_socket_path", b"unix_socket_path", "work_directory", b"work_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_paths", b"artifact_paths", "code_paths", b"code_paths", "config", b"config", "gateway_port", b"gateway_port", "gateway_unix_path", b"gateway_unix_path", "host_id", b"host_id", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "local_state_directories", b"local_state_directories", "log_directory", b"log_directory", "oldest_peer_epoch", b"oldest_peer_epoch", "slot_id", b"slot_id", "spill_directory", b"spill_directory", "taskmanager_id", b"taskmanager_id", "tcp_advertised_host", b"tcp_advertised_host", "tcp_bind_host", b"tcp_bind_host", "token", b"token", "unix_socket_path", b"unix_socket_path", "work_directory", b"work_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import errno
 import socket
 
-import grpc.aio
-
+from common.daemon_server import DaemonServer
 from penstock.client.addresses import format_address
 from penstock.errors import StreamError
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def bind(server: DaemonServer, host: str, port: int) -> int:
     """Binds the server's port and returns it.
 
     Raises:
         StreamError: the port cannot be had, and why.
     """
     try:
-        bound = server.add_insecure_port(format_address(host, port))
+        bound = server.bind(host, port)
     except RuntimeError:
         bound = 0
     if bound:

@@ -12,9 +12,10 @@ import socket
 import grpc
 import grpc.aio
 
-from common.auth import token_client_interceptors
+from common.daemon_channel import DaemonChannel
 from common.grpc_options import channel_options
 from common.pb import internal_pb2, internal_pb2_grpc
+from common.tls.daemon_tls_runner import DaemonTls
 from jobmanager.liveness.reachability import Reachability
 from penstock.client.addresses import parse_address
 from penstock.errors import ConfigurationError
@@ -37,15 +38,23 @@ class ReachabilityClient:
         token: the cluster's secret, "" without one.
         leader_epoch: fence of the calls.
         incarnation: which start of the TaskManager they are for.
+        tls: of this daemon.
     """
 
-    def __init__(self, address: str, *, token: str, leader_epoch: int, incarnation: str) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str,
+        leader_epoch: int,
+        incarnation: str,
+        tls: DaemonTls | None = None,
+    ) -> None:
         self.address = address
         self._leader_epoch = leader_epoch
         self._incarnation = incarnation
-        self._channel = grpc.aio.insecure_channel(
-            address, options=channel_options(), interceptors=token_client_interceptors(token)
-        )
+        self._to_taskmanager = DaemonChannel(address, token, channel_options(), tls)
+        self._channel = self._to_taskmanager.channel
         self._stub: internal_pb2_grpc.TaskManagerInternalAsyncStub = (
             internal_pb2_grpc.TaskManagerInternalStub(self._channel)
         )
@@ -98,7 +107,7 @@ class ReachabilityClient:
 
     async def close(self) -> None:
         """Ends the channel and whatever is under way on it."""
-        await self._channel.close(None)
+        await self._to_taskmanager.close()
 
 
 async def why_not_connected(address: str, timeout_s: float) -> Reachability | None:

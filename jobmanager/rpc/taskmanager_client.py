@@ -16,10 +16,11 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from common.auth import token_client_interceptors
+from common.daemon_channel import DaemonChannel
 from common.grpc_options import channel_options
 from common.message_bounds import check_message
 from common.pb import internal_pb2, internal_pb2_grpc
+from common.tls.daemon_tls_runner import DaemonTls
 from jobmanager.rpc.reachability_client import ReachabilityClient
 from penstock.client.grpc_errors import UNANSWERED, error_from_rpc, is_ours, unanswered
 from penstock.client.protocol import MESSAGE_SIZE_MAX_BYTES
@@ -66,6 +67,7 @@ class TaskManagerClient:
         rpc_timeout_ms: deadline of a call.
         silence_max_ms: how long the TaskManager may pause without a call failing.
         incarnation: which start of the TaskManager the calls are for.
+        tls: of this daemon.
 
     Attributes:
         reachability: the connection that tells whether it is still there.
@@ -81,6 +83,7 @@ class TaskManagerClient:
         rpc_timeout_ms: int,
         silence_max_ms: int,
         incarnation: str,
+        tls: DaemonTls | None = None,
     ) -> None:
         self.taskmanager_id = taskmanager_id
         self.address = address
@@ -88,16 +91,12 @@ class TaskManagerClient:
         self._incarnation = incarnation
         self._allocation_ids = itertools.count(1)
         self._timeout_s = rpc_timeout_ms / 1000
-        self._channel = grpc.aio.insecure_channel(
-            address,
-            options=channel_options(silence_max_ms),
-            interceptors=token_client_interceptors(token),
-        )
+        self._channel = DaemonChannel(address, token, channel_options(silence_max_ms), tls)
         self._stub: internal_pb2_grpc.TaskManagerInternalAsyncStub = (
-            internal_pb2_grpc.TaskManagerInternalStub(self._channel)
+            internal_pb2_grpc.TaskManagerInternalStub(self._channel.channel)
         )
         self.reachability = ReachabilityClient(
-            address, token=token, leader_epoch=leader_epoch, incarnation=incarnation
+            address, token=token, leader_epoch=leader_epoch, incarnation=incarnation, tls=tls
         )
         self._endpoints: dict[str, _Endpoint] = {}
         self._partition_endpoint: internal_pb2.DataEndpoint | None = None
@@ -299,7 +298,7 @@ class TaskManagerClient:
     async def close(self) -> None:
         """Ends the channel and whatever is under way on it."""
         await self.reachability.close()
-        await self._channel.close(None)
+        await self._channel.close()
 
     async def _call(self, action: str, call: Callable[[], Awaitable[_ResponseT]]) -> _ResponseT:
         try:

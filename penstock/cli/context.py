@@ -19,6 +19,7 @@ from rich.text import Text
 
 from penstock.client.addresses import format_address, parse_addresses
 from penstock.client.client import Client
+from penstock.client.client_tls import ClientTls
 from penstock.client.credentials import load_token
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, JobManagerUnreachable, StreamError
@@ -28,6 +29,8 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_INTERRUPTED = 130
+
+_CLIENT_SECURITY = ("security.token-file", "security.ssl.client.", "security.ssl.verify-hostname")
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -57,13 +60,25 @@ def jobmanager_addresses(option: str | None) -> str:
     return format_address(config.jobmanager_rpc_address, config.jobmanager_rpc_port)
 
 
+def client_security() -> dict[str, str]:
+    """What ``penstock.yaml`` says of how a client proves itself, and whom it believes."""
+    return {
+        key: value
+        for key, value in client_configuration().to_mapping().items()
+        if key.startswith(_CLIENT_SECURITY)
+    }
+
+
 @contextlib.contextmanager
 def connected(addresses: str | None) -> Iterator[Client]:
     """A client of the cluster that the user means."""
     config = client_configuration()
     token = load_token(config.security_token_file) or None
     client = Client(
-        jobmanager_addresses(addresses), token, leader_timeout_s=config.client_timeout_ms / 1000
+        jobmanager_addresses(addresses),
+        token,
+        leader_timeout_s=config.client_timeout_ms / 1000,
+        tls=ClientTls.of(config),
     )
     with contextlib.closing(client):
         yield client

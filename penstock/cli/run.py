@@ -14,6 +14,7 @@ import click
 from penstock.cli.context import (
     EXIT_FAILED,
     EXIT_USAGE,
+    client_security,
     common_options,
     echo,
     exit_status,
@@ -106,7 +107,8 @@ def run(
     """Run a job script on a cluster. Arguments of the script follow after --."""
     override = SubmissionOverride(
         address=jobmanager_addresses(jobmanager),
-        config=_configuration(overrides)
+        config=client_security()
+        | _configuration(overrides)
         | start_configuration(
             from_savepoint,
             claim=claim,

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 import grpc
 import pyarrow as pa
 
+from penstock.client.client_tls import ClientTls
 from penstock.client.connection import LeaderConnection
 from penstock.client.greeting import greeting
 from penstock.client.protocol import (
@@ -52,6 +53,7 @@ class Client:
         connect_timeout_s: how long each address may take to answer.
         call_timeout_s: deadline of calls.
         leader_timeout_s: how long to wait for one of several JobManagers to lead.
+        tls: how to speak TLS; None = plain.
 
     Raises:
         ConfigurationError: that is no list of addresses.
@@ -65,8 +67,11 @@ class Client:
         connect_timeout_s: float = _CONNECT_TIMEOUT_S,
         call_timeout_s: float = _CALL_TIMEOUT_S,
         leader_timeout_s: float = _LEADER_TIMEOUT_S,
+        tls: ClientTls | None = None,
     ) -> None:
-        self._connection = LeaderConnection(addresses, token, connect_timeout_s, leader_timeout_s)
+        self._connection = LeaderConnection(
+            addresses, token, connect_timeout_s, leader_timeout_s, tls
+        )
         self._call_timeout_s = call_timeout_s
 
     def __enter__(self) -> Self:

@@ -41,20 +41,29 @@ class Cluster:
         self.close()
 
 
-def connect(address: str, *, token_file: str = "") -> Cluster:
+def connect(address: str, *, token_file: str = "", ca: str = "") -> Cluster:
     """A cluster by the address of its JobManager.
 
     Args:
         address: "host:port[,host:port...]"
         token_file: file with the cluster's secret; "" = the variable ``PENSTOCK_TOKEN``, else that of
             this user's cluster at the address.
+        ca: PEM file with the CAs that are accepted for the JobManager's certificate; "" = no TLS is spoken.
 
     Raises:
         JobManagerUnreachable: nobody answers there.
     """
     from penstock.client.client import Client
+    from penstock.client.client_tls import ClientTls
 
-    config = Configuration.from_mapping({"security.token-file": token_file})
-    client = Client(address, load_token(config.security_token_file) or None)
+    config = Configuration.from_mapping(
+        {
+            "security.token-file": token_file,
+            "security.ssl.client.enabled": bool(ca),
+            "security.ssl.client.ca": ca,
+        }
+    )
+    token = load_token(config.security_token_file) or None
+    client = Client(address, token, tls=ClientTls.of(config))
     client.hello()
     return Cluster(client)

@@ -16,6 +16,7 @@ import grpc
 
 from penstock.client.addresses import parse_addresses
 from penstock.client.announced_tokens import find_token
+from penstock.client.client_tls import ClientTls, open_channel, why_no_channel
 from penstock.client.credentials import token_metadata
 from penstock.client.greeting import check_answer, greeting
 from penstock.client.grpc_errors import error_from_rpc, is_ours, unanswered
@@ -47,6 +48,7 @@ class LeaderConnection:
         token: as of ``Client``.
         connect_timeout_s: how long each address may take to answer.
         leader_timeout_s: how long to wait for one of several JobManagers to lead.
+        tls: as of ``Client``.
 
     Raises:
         ConfigurationError: that is no list of addresses.
@@ -58,9 +60,11 @@ class LeaderConnection:
         token: str | None,
         connect_timeout_s: float,
         leader_timeout_s: float,
+        tls: ClientTls | None = None,
     ) -> None:
         self._addresses = parse_addresses(addresses)
         self._token = token
+        self._tls = tls
         self._connect_timeout_s = connect_timeout_s
         self.leader_timeout_s = leader_timeout_s
         self.metadata = token_metadata(token or "")
@@ -112,7 +116,7 @@ class LeaderConnection:
         asked = list(self._addresses)
         for named in asked:
             address = self._look_up(named)
-            channel = grpc.insecure_channel(address, options=_OPTIONS)
+            channel = open_channel(address, _OPTIONS, self._tls)
             # Also where nobody closes the client: a call that is left over would hold up the exit.
             close_channel = weakref.finalize(self, channel.close)
             stub = client_pb2_grpc.JobManagerStub(channel)
@@ -151,7 +155,10 @@ class LeaderConnection:
                 greeting(), timeout=self._connect_timeout_s, metadata=self.metadata
             )
         except grpc.RpcError as error:
-            raise self.translated(error, f"{address}: ") from error
+            ours = self.translated(error, f"{address}: ")
+            if type(ours) is JobManagerUnreachable and (why := why_no_channel(address, self._tls)):
+                ours = JobManagerUnreachable(f"{address}: {why}")
+            raise ours from error
         check_answer(response, address)
 
     def translated(self, error: grpc.RpcError, prefix: str = "") -> StreamError:

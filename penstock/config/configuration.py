@@ -22,6 +22,8 @@ _TYPES_WITH_EXPONENTIAL_DELAY = (None, "fallback", "exponential-delay", "exponen
 SECRET_KEYS = {"s3.access-key": "AWS_ACCESS_KEY_ID", "s3.secret-key": "AWS_SECRET_ACCESS_KEY"}
 """Keys whose values are shown nowhere, with the environment variable that says the same to the client library."""
 
+_OF_EACH_PROCESS = ("s3.", "security.")
+
 DEFAULT_CHECKPOINT_INTERVAL_MS = 10_000
 """Committing sinks need checkpoints: in streaming mode they are on unless they are turned off."""
 
@@ -63,6 +65,7 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys):
         if self.restart_strategy_type in _TYPES_WITH_EXPONENTIAL_DELAY:
             self.check_exponential_delay()
         self._check_high_availability()
+        self._check_security()
         if self.taskmanager_spill_dir:
             self._check_copies_are_apart(Path(self.taskmanager_spill_dir))
 
@@ -92,6 +95,25 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys):
             raise ConfigurationError(
                 "high-availability.zookeeper.client.acl: creator needs "
                 "high-availability.zookeeper.client.auth: without it nobody is known as the creator"
+            )
+
+    def _check_security(self) -> None:
+        if self.security_ssl_client_enabled and not self.security_ssl_internal_enabled:
+            raise ConfigurationError(
+                "security.ssl.client.enabled needs security.ssl.internal.enabled where a JobManager runs: clients are "
+                "shown the certificate that it has for the other daemons"
+            )
+        if not self.security_ssl_internal_enabled:
+            return
+        needed = {
+            "security.ssl.internal.cert": self.security_ssl_internal_cert,
+            "security.ssl.internal.key": self.security_ssl_internal_key,
+            "security.ssl.internal.ca": self.security_ssl_internal_ca,
+        }
+        missing = [key for key, value in needed.items() if not value]
+        if missing:
+            raise ConfigurationError(
+                f"security.ssl.internal.enabled needs {' and '.join(missing)}: set what is missing"
             )
 
     def _check_copies_are_apart(self, spill: Path) -> None:
@@ -236,8 +258,12 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys):
         return self.from_mapping({**kept, **keys})
 
     def of_job(self) -> dict[str, str]:
-        """``to_mapping`` without what is a matter of each process, and may be secret: how it reaches S3."""
-        return {key: value for key, value in self.to_mapping().items() if not key.startswith("s3.")}
+        """``to_mapping`` without what is a matter of each process, and may be secret: how it reaches S3, whom it believes."""
+        return {
+            key: value
+            for key, value in self.to_mapping().items()
+            if not key.startswith(_OF_EACH_PROCESS)
+        }
 
     def to_mapping(self) -> dict[str, str]:
         """The keys that were set, as text: where it is merged, one that says the default counts too."""

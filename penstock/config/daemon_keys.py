@@ -24,7 +24,7 @@ class DaemonKeys(BaseModel):
     jobmanager_bind_host: str = Field(
         "127.0.0.1",
         alias="jobmanager.bind-host",
-        description="Interface the JobManager listens on; leaving loopback needs a token of yours.",
+        description="Interface the JobManager listens on; leaving loopback needs a token of yours, or certificates.",
     )
     jobmanager_id: str = Field(
         "1",
@@ -83,7 +83,7 @@ class DaemonKeys(BaseModel):
     taskmanager_bind_host: str = Field(
         "127.0.0.1",
         alias="taskmanager.bind-host",
-        description="Interface the TaskManager and its slots listen on; leaving loopback needs a token of yours.",
+        description="Interface the TaskManager and its slots listen on; leaving loopback needs a token of yours, or certificates.",
     )
     taskmanager_rpc_port: Port = Field(
         0, alias="taskmanager.rpc.port", description="Port of the TaskManager; 0 takes a free one."
@@ -252,6 +252,41 @@ class DaemonKeys(BaseModel):
         alias="security.open-loopback",
         description="Take calls without a token on loopback: every user of the machine can then run code as "
         "the daemons' user.",
+    )
+    security_ssl_internal_enabled: bool = Field(
+        False,
+        alias="security.ssl.internal.enabled",
+        description="Daemons speak TLS with each other, and both sides show a certificate. It takes the token's place between them.",
+    )
+    security_ssl_internal_cert: str = Field(
+        "",
+        alias="security.ssl.internal.cert",
+        description="PEM file with the daemon's certificate, and what lies between it and its CA.",
+    )
+    security_ssl_internal_key: str = Field(
+        "",
+        alias="security.ssl.internal.key",
+        description="PEM file with its key; no other user may be able to read it.",
+    )
+    security_ssl_internal_ca: str = Field(
+        "",
+        alias="security.ssl.internal.ca",
+        description="PEM file with the CAs whose certificates are peers, several while they are exchanged.",
+    )
+    security_ssl_client_enabled: bool = Field(
+        False,
+        alias="security.ssl.client.enabled",
+        description="Clients speak TLS with the JobManager: set it there, and for each client.",
+    )
+    security_ssl_client_ca: str = Field(
+        "",
+        alias="security.ssl.client.ca",
+        description="PEM file with the CAs that clients accept for the JobManager's certificate; empty: security.ssl.internal.ca.",
+    )
+    security_ssl_verify_hostname: bool = Field(
+        True,
+        alias="security.ssl.verify-hostname",
+        description="A certificate must be for the host name or address that was asked for; false: any certificate of the CA will do.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", alias="log.level", description="Least severe level that is logged."

@@ -23,6 +23,7 @@ import yaml
 
 from penstock.client.addresses import format_address
 from penstock.client.client import Client
+from penstock.client.client_tls import ClientTls
 from penstock.client.credentials import load_token, own_token_file
 from penstock.client.protocol import PARENT_DEATH_VARIABLE
 from penstock.config import SECRET_KEYS, Configuration, read_yaml
@@ -37,7 +38,7 @@ DEFAULT_PORT = 6123
 _PORT_KEY = "jobmanager.rpc.port"
 _CHECKPOINTS_KEY = "execution.checkpointing.dir"
 _STORAGE_KEY = "high-availability.storageDir"
-_TOKEN_FILE_KEY = "security.token-file"
+_SECURITY = "security."
 _START_DEADLINE_S = 60.0
 _POLL_S = 0.02
 _KERNEL_CACHE = {
@@ -82,7 +83,7 @@ class LocalCluster:
         self._run_directory = self.directory / "run"
         self._config_file = self.directory / "penstock.yaml"
         self._children: list[subprocess.Popen[bytes]] = []
-        self._token_file = ""
+        self._security: dict[str, str] = {}
 
     # -- reading
 
@@ -161,11 +162,12 @@ class LocalCluster:
         Raises:
             ConfigurationError: the token's file cannot be used.
         """
-        token = load_token(self._token_file or self.configuration().security_token_file)
+        config = self.configuration().merged(self._security)
+        token = load_token(config.security_token_file)
         own = own_token_file(self.directory)
         if not token and own.exists():
             token = load_token(str(own))
-        return Client(self.address, token or None)
+        return Client(self.address, token or None, tls=ClientTls.of(config))
 
     # -- starting
 
@@ -243,7 +245,7 @@ class LocalCluster:
             make_private(self.directory / "logs")
             make_private(Path(_KERNEL_CACHE["NUMBA_CACHE_DIR"]))
         options = dict(overrides or {})
-        self._token_file = options.get(_TOKEN_FILE_KEY, "")
+        self._security = {key: options[key] for key in options if key.startswith(_SECURITY)}
         if slots is not None:
             options["taskmanager.numberOfTaskSlots"] = str(slots)
         if _PORT_KEY not in options:

@@ -283,10 +283,14 @@ class Environment(Sources):
     def _client_at(self, address: str) -> Client:
         if address not in self._clients:
             from penstock.client.client import Client
+            from penstock.client.client_tls import ClientTls
 
             token = load_token(self.config.security_token_file)
             self._clients[address] = Client(
-                address, token or None, leader_timeout_s=self.config.client_timeout_ms / 1000
+                address,
+                token or None,
+                leader_timeout_s=self.config.client_timeout_ms / 1000,
+                tls=ClientTls.of(self.config),
             )
         return self._clients[address]
 

@@ -16,6 +16,7 @@ from common.pb import internal_pb2
 from penstock.config import Configuration
 from taskmanager.network.endpoint_names import endpoint_name, endpoint_of
 from taskmanager.network.frames import FrameKind, encode_frame
+from taskmanager.network.gateway import Gateway
 from taskmanager.network.handshake import SlotIdentity, hello_of
 from taskmanager.network.messages import encode_message
 from taskmanager.network.peer_connection import ConnectionOwner, PeerConnection
@@ -46,6 +47,7 @@ class ConnectionPool(ConnectionOwner):
         post: adds mail to the process's mailbox.
         clock: for deadlines.
         transport: carries the frames.
+        gateway: the way to other hosts; None = this process connects to them, and they to it.
         on_unreachable: called with the endpoint of a process that the connection to is lost, or could not be
             made, and why; once, until it has been reached again.
         partition_wait_ms: how long a peer may take to answer, and a request wait for its partition.
@@ -60,6 +62,7 @@ class ConnectionPool(ConnectionOwner):
         clock: Clock,
         transport: Transport,
         *,
+        gateway: Gateway | None = None,
         on_unreachable: OnUnreachable = ignore_peer,
         partition_wait_ms: int = PARTITION_WAIT_MS,
     ) -> None:
@@ -69,6 +72,7 @@ class ConnectionPool(ConnectionOwner):
         self._config = config
         self._clock = clock
         self._transport = transport
+        self._gateway = gateway
         self._wait_ns = partition_wait_ms * 1_000_000
         self._endpoint = endpoint_name(internal_pb2.DataEndpoint(slot_id=slot.slot_id))
         self._by_endpoint: dict[str, PeerConnection] = {}
@@ -82,7 +86,7 @@ class ConnectionPool(ConnectionOwner):
     def listen(
         self, unix_path: str, tcp_host: str, advertised_host: str
     ) -> internal_pb2.DataEndpoint:
-        """Begins to accept connections; "" leaves out the Unix socket or TCP.
+        """Begins to accept connections; "" leaves out the Unix socket or TCP, which is the gateway's where there is one.
 
         Args:
             unix_path: path of the Unix socket, under 100 bytes.
@@ -95,7 +99,11 @@ class ConnectionPool(ConnectionOwner):
         Raises:
             OSError: the address cannot be bound.
         """
-        port = self._transport.listen(unix_path, tcp_host, self._config.taskmanager_data_port)
+        if self._gateway is None:
+            port = self._transport.listen(unix_path, tcp_host, self._config.taskmanager_data_port)
+        else:
+            self._transport.listen(unix_path, "", 0)
+            port = self._gateway.port
         endpoint = internal_pb2.DataEndpoint(
             slot_id=self.slot.slot_id,
             host_id=self.slot.host_id,
@@ -141,9 +149,10 @@ class ConnectionPool(ConnectionOwner):
         if known is not None:
             return known
         is_local = peer.host_id == self.slot.host_id and self._config.taskmanager_local_sockets
-        address = Address(peer.unix_path if is_local else "", peer.tcp_host, peer.tcp_port)
+        shown = Address(peer.unix_path if is_local else "", peer.tcp_host, peer.tcp_port)
+        address = shown if self._gateway is None or is_local else self._gateway.address_of(peer)
         connection = PeerConnection(
-            self, f"slot {peer.slot_id} at {address}", name, address, self.request_deadline_ns()
+            self, f"slot {peer.slot_id} at {shown}", name, address, self.request_deadline_ns()
         )
         self._by_endpoint[name] = connection
         self._connections[connection] = None
@@ -153,7 +162,7 @@ class ConnectionPool(ConnectionOwner):
     @override
     def connect(self, connection: PeerConnection, address: Address) -> None:
         hello = hello_of(self.slot, self._endpoint)
-        greeting = encode_frame(FrameKind.HELLO, 0, encode_message(hello))
+        greeting = address.said_first + encode_frame(FrameKind.HELLO, 0, encode_message(hello))
         connection.bind(self._transport.connect(address, connection, greeting))
 
     def _accept(self, link: Link) -> LinkHandler:

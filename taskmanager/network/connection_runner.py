@@ -73,10 +73,10 @@ class SocketTransport(Transport):
     def listen(self, unix_path: str, tcp_host: str, tcp_port: int) -> int:
         port = 0
         if unix_path:
-            self._listen_on(_unix_listener(unix_path))
+            self._listen_on(unix_listener(unix_path))
             self._unix_path = Path(unix_path)
         if tcp_host:
-            listener = _tcp_listener(tcp_host, tcp_port)
+            listener = tcp_listener(tcp_host, tcp_port)
             port = listener.getsockname()[1]
             self._listen_on(listener)
         return port
@@ -368,7 +368,12 @@ def _target_of(address: Address) -> tuple[socket.AddressFamily, str | tuple[str,
     return family, (str(target[0]), int(target[1]))
 
 
-def _unix_listener(path: str) -> socket.socket:
+def unix_listener(path: str) -> socket.socket:
+    """A Unix socket that listens, for this user only.
+
+    Raises:
+        OSError: it cannot be had.
+    """
     if len(os.fsencode(path)) >= UNIX_PATH_MAX:
         raise OSError(
             errno.ENAMETOOLONG,
@@ -386,7 +391,12 @@ def _unix_listener(path: str) -> socket.socket:
     return listener
 
 
-def _tcp_listener(host: str, port: int) -> socket.socket:
+def tcp_listener(host: str, port: int) -> socket.socket:
+    """A TCP socket that listens, at the port or one of the next; 0 = at a free one.
+
+    Raises:
+        OSError: it cannot be had.
+    """
     ports = range(port, min(port + PORT_TRIES, 1 << 16)) if port else range(1)
     family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
     for candidate in ports:

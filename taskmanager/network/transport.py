@@ -21,11 +21,16 @@ Post = Callable[[Callable[[], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a slot process listens: a Unix socket, or host and port when the path is empty."""
+    """Where a slot process listens: a Unix socket, or host and port when the path is empty.
+
+    Attributes:
+        said_first: what is sent ahead of the greeting: the Unix socket is a gateway's.
+    """
 
     unix_path: str
     tcp_host: str
     tcp_port: int
+    said_first: bytes = b""
 
     @override
     def __str__(self) -> str:

@@ -17,6 +17,7 @@ from common.pb import internal_pb2
 from penstock.config import Configuration
 from taskmanager.network.connection_pool import ConnectionPool
 from taskmanager.network.connection_runner import SocketTransport
+from taskmanager.network.gateway import Gateway
 from taskmanager.network.handshake import SlotIdentity
 from taskmanager.partitions.server import PartitionShelf
 from taskmanager.processes.control_channel import ControlChannel, read_command
@@ -49,6 +50,7 @@ def run(connection: socket.socket) -> None:
         mailbox.post,
         clock,
         SocketTransport(),
+        gateway=Gateway.of(configuration),
     )
     is_stopping = threading.Event()
     channel = ControlChannel(

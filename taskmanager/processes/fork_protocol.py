@@ -14,7 +14,8 @@ from dataclasses import asdict, dataclass
 MESSAGE_SIZE_MAX_BYTES = 64 * 1024
 DESCRIPTORS_MAX = 3
 PARTITION_SERVER_NAME = "partition-serve"
-"""What ``ps`` and the like call the partition server; the kernel keeps 15 characters."""
+GATEWAY_NAME = "tls-gateway"
+"""What ``ps`` and the like call them; the kernel keeps 15 characters."""
 
 
 class ProcessKind(enum.StrEnum):
@@ -22,6 +23,7 @@ class ProcessKind(enum.StrEnum):
 
     SLOT = "slot process"
     PARTITION_SERVER = "partition server"
+    GATEWAY = "gateway"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """The forkserver: a process with everything imported, from which slot processes are forked, and the
-partition server.
+partition server and the gateway.
 
 Started by the daemon as ``python -P -m taskmanager.processes.forkserver``. Invariants: it has exactly
 one thread at each fork (threads do not survive a fork, the locks they hold do), it never opens a
@@ -56,6 +56,7 @@ PRELOADED_MODULES = (
     "cloudpickle",
     "penstock",
     "taskmanager.operators.factory",
+    "taskmanager.network.gateway_process",
     "taskmanager.partitions.server_process",
 )
 """Imported once here, so that no forked process has to."""
@@ -197,6 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--entry", default="taskmanager.task.slot_process:run")
     parser.add_argument("--partition-server", default="taskmanager.partitions.server_process:run")
+    parser.add_argument("--gateway", default="taskmanager.network.gateway_process:run")
     parser.add_argument("--warm-up", default="taskmanager.kernels:warm_up")
     parser.add_argument("--preload", default=",".join(PRELOADED_MODULES))
     arguments = parser.parse_args(argv)
@@ -210,13 +212,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for module in filter(None, arguments.preload.split(",")):
         importlib.import_module(module)
 
+    # Where they were not imported above, their own processes do that.
     def serve_partitions(control: socket.socket) -> None:
-        # Where it was not imported above, its own process does that.
         _load(arguments.partition_server)(control)
+
+    def serve_as_gateway(control: socket.socket) -> None:
+        _load(arguments.gateway)(control)
 
     entries: dict[str, EntryPoint] = {
         ProcessKind.SLOT: _load(arguments.entry),
         ProcessKind.PARTITION_SERVER: serve_partitions,
+        ProcessKind.GATEWAY: serve_as_gateway,
     }
     if arguments.warm_up:
         warm_up: Callable[[], object] = _load(arguments.warm_up)

@@ -14,10 +14,11 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from common.auth import token_client_interceptors
+from common.daemon_channel import DaemonChannel
 from common.grpc_options import channel_options
 from common.message_bounds import check_message
 from common.pb import internal_pb2, internal_pb2_grpc
+from common.tls.daemon_tls_runner import DaemonTls
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.errors import NotLeader, StoreTransient, StreamError
 
@@ -32,15 +33,23 @@ class JobManagerClient:
         addresses: host:port each.
         token: the cluster's secret, "" without one.
         timeout_s: deadline of a call that names none.
+        tls: of this daemon.
     """
 
-    def __init__(self, addresses: Sequence[str], token: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        token: str,
+        timeout_s: float,
+        tls: DaemonTls | None = None,
+    ) -> None:
         assert addresses, "there is at least one JobManager"
         self._addresses = list(addresses)
         self._current = 0
         self._timeout_s = timeout_s
         self._token = token
-        self._channel: grpc.aio.Channel | None = None
+        self._tls = tls
+        self._channel: DaemonChannel | None = None
 
     @property
     def address(self) -> str:
@@ -129,13 +138,9 @@ class JobManagerClient:
 
     def _stub(self) -> internal_pb2_grpc.JobManagerInternalAsyncStub:
         if self._channel is None:
-            self._channel = grpc.aio.insecure_channel(
-                self.address,
-                options=channel_options(),
-                interceptors=token_client_interceptors(self._token),
-            )
+            self._channel = DaemonChannel(self.address, self._token, channel_options(), self._tls)
         stub: internal_pb2_grpc.JobManagerInternalAsyncStub = (
-            internal_pb2_grpc.JobManagerInternalStub(self._channel)
+            internal_pb2_grpc.JobManagerInternalStub(self._channel.channel)
         )
         return stub
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.names import require_name
 from common.pb import internal_pb2
 from penstock.config import Configuration
+from taskmanager.network.gateway import Gateway
 from taskmanager.slots.artifact_cache_store import JobFiles
+
+
+def _no_gateway() -> None:
+    """Data connections are plain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,7 @@ class SlotEnvironment:
         spill_directory: takes partitions that do not fit into memory, or outlive their slot.
         terminal_fd: where print sinks write besides their log, None = nowhere.
         token: the cluster's secret, "" without one.
+        gateway: the way to other hosts, once it is there; None = slots connect to them.
     """
 
     taskmanager_id: str
@@ -37,6 +43,7 @@ class SlotEnvironment:
     local_state: Sequence[Path] = ()
     terminal_fd: int | None = None
     token: str = ""
+    gateway: Callable[[], Gateway | None] = _no_gateway
 
     def job_logs(self, job_id: str) -> Path:
         """Where the logs of a job are.
@@ -66,7 +73,8 @@ class SlotEnvironment:
             oldest_peer_epoch: slots of the job run on that were started under this one.
         """
         unix_path = ""
-        if self.config.taskmanager_local_sockets:
+        gateway = self.gateway()
+        if self.config.taskmanager_local_sockets or gateway is not None:
             # Numbered, not named after the slot: the path must stay short.
             unix_path = str(self.socket_directory / f"{number}.sock")
         return internal_pb2.SlotConfiguration(
@@ -88,4 +96,6 @@ class SlotEnvironment:
             spill_directory=str(self.spill_directory),
             local_state_directories=map(str, self.local_state),
             oldest_peer_epoch=oldest_peer_epoch,
+            gateway_unix_path=gateway.unix_path if gateway else "",
+            gateway_port=gateway.port if gateway else 0,
         )

@@ -22,6 +22,7 @@ from taskmanager.network.connection_pool import (
     OnUnreachable,
     ignore_peer,
 )
+from taskmanager.network.gateway import Gateway
 from taskmanager.network.handshake import SlotIdentity
 from taskmanager.network.input_connector import Consumer, InputConnector, channel_spec
 from taskmanager.network.input_gate import InputGate
@@ -64,6 +65,7 @@ class DataExchange:
         clock: Clock,
         transport: Transport,
         *,
+        gateway: Gateway | None = None,
         on_unreachable: OnUnreachable = ignore_peer,
         spill: SpillRunner | None = None,
         partition_wait_ms: int = PARTITION_WAIT_MS,
@@ -80,6 +82,7 @@ class DataExchange:
             post,
             clock,
             transport,
+            gateway=gateway,
             on_unreachable=on_unreachable,
             partition_wait_ms=partition_wait_ms,
         )

@@ -23,6 +23,7 @@ from penstock.client.own_modules import set_apart
 from penstock.config import Configuration
 from penstock.storage.open_store import open_store, use_s3
 from taskmanager.network.connection_runner import SocketTransport
+from taskmanager.network.gateway import Gateway
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.control_channel import ControlChannel, read_command
 from taskmanager.processes.mailbox import Mailbox
@@ -64,6 +65,7 @@ def run(connection: socket.socket) -> None:
         mailbox.post,
         clock,
         SocketTransport(),
+        gateway=Gateway.of(configuration),
         on_unreachable=peer_unreachable,
         spill=SpillRunner(spill, configuration.job_id, executor.submit, mailbox.post),
     )

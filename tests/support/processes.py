@@ -33,7 +33,7 @@ from typing import Any
 import psutil
 
 from penstock.local.local_cluster import LocalCluster
-from taskmanager.processes.fork_protocol import PARTITION_SERVER_NAME
+from taskmanager.processes.fork_protocol import GATEWAY_NAME, PARTITION_SERVER_NAME
 
 MARK_VARIABLE = "PENSTOCK_TEST_SITE"
 DEADLINE_S = 30.0
@@ -356,13 +356,17 @@ def logged_at(entry: Mapping[str, Any]) -> float:
     return datetime.fromisoformat(entry["timestamp"]).timestamp()
 
 
+_HELPERS = (PARTITION_SERVER_NAME, GATEWAY_NAME)
+"""Processes of a TaskManager that run no user code."""
+
+
 def slot_pids(taskmanager_pid: int) -> list[int]:
     """The slot processes of a TaskManager."""
     found = []
     for process in psutil.Process(taskmanager_pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             is_forkserver = process.ppid() == taskmanager_pid
-            is_slot = not is_forkserver and process.name() != PARTITION_SERVER_NAME
+            is_slot = not is_forkserver and process.name() not in _HELPERS
             if is_slot and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process.pid)
     return found
@@ -427,6 +431,14 @@ class DaemonCluster:
             process.pid
             for process in psutil.Process(taskmanager_pid).children(recursive=True)
             if process.name() == PARTITION_SERVER_NAME
+        ]
+
+    def gateway_pids(self, taskmanager_pid: int) -> list[int]:
+        """The process of a TaskManager that speaks TLS for its slots; [] while there is none."""
+        return [
+            process.pid
+            for process in psutil.Process(taskmanager_pid).children(recursive=True)
+            if process.name() == GATEWAY_NAME
         ]
 
     def wait_for_no_spilled_rows(self, seconds: float = DEADLINE_S) -> None:

@@ -152,10 +152,10 @@ def test_tokens(tmp_path: Path) -> None:
             load_token(str(file), {})
     with pytest.raises(ConfigurationError, match="cannot be read"):
         load_token(str(tmp_path / "none"), {})
-    require_token("127.0.0.1", "", "x.bind-host")
-    require_token("0.0.0.0", "a-secret-token", "x.bind-host")
+    require_token("127.0.0.1", "", "x.bind-host", has_tls=False)
+    require_token("0.0.0.0", "a-secret-token", "x.bind-host", has_tls=False)
     with pytest.raises(ConfigurationError, match=r"x\.bind-host = '0\.0\.0\.0'"):
-        require_token("0.0.0.0", "", "x.bind-host")
+        require_token("0.0.0.0", "", "x.bind-host", has_tls=False)
 
 
 class Service(internal_pb2_grpc.TaskManagerInternalServicer):

@@ -1,0 +1,37 @@
+"""A gRPC channel from one daemon to another, plain or through the daemon's TLS."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from common.auth import token_client_interceptors
+from common.grpc_options import Options
+from common.tls.daemon_tls_runner import DaemonTls
+
+
+class DaemonChannel:
+    """See the module.
+
+    Args:
+        address: host:port.
+        token: the cluster's secret; a certificate takes its place.
+        options: of the channel.
+        tls: of this daemon, None = it speaks plain.
+
+    Attributes:
+        channel: what stubs are made of.
+    """
+
+    def __init__(self, address: str, token: str, options: Options, tls: DaemonTls | None) -> None:
+        self._way = None if tls is None else tls.way_to(address)
+        self.channel = grpc.aio.insecure_channel(
+            address if self._way is None else self._way.target,
+            options=options,
+            interceptors=token_client_interceptors("" if tls else token),
+        )
+
+    async def close(self) -> None:
+        """Ends the channel and whatever is under way on it."""
+        await self.channel.close(None)
+        if self._way is not None:
+            self._way.close()

@@ -1,0 +1,1 @@
+"""TLS between processes: what is plain on one side of a relay is encrypted on its other side."""
