@@ -56,9 +56,10 @@ def drain_problem(
         return ""
     named = ", ".join(job.job_id for job in moving)
     slots = "slot with tasks that move" if needed == 1 else "slots with tasks that move"
+    need = "needs" if needed == 1 else "need"
     is_or_are = "is" if free_elsewhere == 1 else "are"
     return (
-        f"TaskManager {taskmanager_id} is not drained: its {needed} {slots} (job {named}) need as many free ones "
+        f"TaskManager {taskmanager_id} is not drained: its {needed} {slots} (job {named}) {need} as many free ones "
         f"elsewhere, and of {total_elsewhere} there {free_elsewhere} {is_or_are} free: start TaskManagers, or end "
         "jobs, first"
     )

@@ -53,8 +53,11 @@ def test_goes_on_with_another_backend(
     assert env.submit("second", from_savepoint=path).wait(DEADLINE_S).status == "FINISHED"
     first, second = counted(rows_in(tmp_path / "first")), counted(rows_in(tmp_path / "second"))
     assert second, "the first job had not read everything"
+    # Behind the savepoint the first job wrote on, so rows may be in both; a query gives equal rows, of which one may lie
+    # on either side.
+    assert first <= wanted
     assert second <= wanted
-    assert first | second == wanted
+    assert wanted <= first + second
 
 
 @pytest.mark.parametrize("drain", [False, True])

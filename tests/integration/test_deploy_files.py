@@ -242,6 +242,8 @@ WITHOUT_DEFAULT = {
     "s3.secret-key": "secret",
     "restart-strategy.type": "fixed-delay",
     "taskmanager.spill.dir": "/var/lib/penstock/spill",
+    "taskmanager.spill.blocking-format": "parquet",
+    "taskmanager.spill.caching-format": "arrow",
     "high-availability.storageDir": "/var/lib/penstock/shared",
     "high-availability.zookeeper.quorum": "zookeeper-1:2181,zookeeper-2:2181",
     "high-availability.zookeeper.client.credentials-file": "/run/secrets/zookeeper",
@@ -249,6 +251,10 @@ WITHOUT_DEFAULT = {
     "taskmanager.jobmanager-grace": "1min",
     "jobmanager.storage.dir": "/var/lib/penstock",
     "taskmanager.id": "tm-1",
+    "security.ssl.client.ca": "/run/secrets/clients-ca.pem",
+    "security.ssl.internal.ca": "/run/secrets/ca.pem",
+    "security.ssl.internal.cert": "/run/secrets/cert.pem",
+    "security.ssl.internal.key": "/run/secrets/key.pem",
     "security.token-file": "/run/secrets/penstock-token",
 }
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from rocksdict import AccessType, Options, Rdict, ReadOptions
-
 from penstock.errors import StoreTransient
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
@@ -57,6 +55,8 @@ class ReadOnlyDatabase:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        from rocksdict import AccessType, Options, Rdict  # slow, and clients rarely need it
+
         options = Options(raw_mode=True)
         options.create_if_missing(False)
         try:
@@ -119,6 +119,8 @@ def scan(
     Raises:
         StoreTransient: they cannot be read.
     """
+    from rocksdict import ReadOptions
+
     options = ReadOptions()
     options.set_iterate_upper_bound(end)
     try:

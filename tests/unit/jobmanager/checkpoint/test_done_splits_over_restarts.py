@@ -505,7 +505,7 @@ def test_done_splits_are_state_of_their_source(store: Any) -> None:
         world.read_all()
         assert world.checkpoint()
     manifest = decode_manifest(world.manifest_bytes())
-    (state,) = stored_states(manifest)
+    (state,) = stored_states(manifest, None)
     assert (state.uid, state.name, state.rows) == (UID, "done splits", 105)
     rows = list(stored_rows(manifest, StoreSnapshotReader(world.store), UID, "done splits"))
     names = files(0, 105)
