@@ -12,6 +12,8 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import pickle
+import re
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -108,15 +110,48 @@ class PickleCodec(EncodedCodec):
         return pickle.loads(stored)
 
 
+class _Packers(threading.local):
+    """Packers of a thread, one for each value that is packed within another."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.by_depth: list[msgpack.Packer] = []
+
+    def pack(self, value: Any) -> bytes:
+        """The packed value; making a packer takes longer than to pack most values."""
+        depth = self.depth
+        if depth == len(self.by_depth):
+            self.by_depth.append(
+                msgpack.Packer(
+                    default=_extended, use_bin_type=True, strict_types=True, buf_size=_BUFFER_BYTES
+                )
+            )
+        self.depth = depth + 1
+        try:
+            packed: bytes = self.by_depth[depth].pack(value)
+        finally:
+            self.depth = depth
+        return packed
+
+
+_BUFFER_BYTES = 1024
+"""What a packer begins with; it keeps what its largest value took, within ``_BUFFER_BYTES_MAX``."""
+_BUFFER_BYTES_MAX = 1 << 20
+
+_packers = _Packers()
+
+
 def _pack(value: Any) -> bytes:
-    packed = bytes(msgpack.packb(value, default=_extended, use_bin_type=True, strict_types=True))
-    if any(marker in packed for marker in _BINARY_MARKERS):
+    packed = _packers.pack(value)
+    if len(packed) > _BUFFER_BYTES_MAX:
+        _packers.by_depth.clear()
+    if _find_binary(packed) is not None:
         _refuse_other_bytes(value)
     return packed
 
 
-_BINARY_MARKERS = b"\xc4", b"\xc5", b"\xc6"
-"""One of them is before every binary value that msgpack writes; elsewhere they are seldom."""
+_find_binary = re.compile(rb"[\xc4-\xc6]").search
+"""One of these bytes is before every binary value that msgpack writes; elsewhere they are seldom."""
 
 
 def _refuse_other_bytes(value: Any) -> None:
@@ -124,12 +159,13 @@ def _refuse_other_bytes(value: Any) -> None:
     if isinstance(value, bytearray | memoryview):
         raise _no_plain_value(value)
     if type(value) is dict:
-        for key, item in value.items():
-            _refuse_other_bytes(key)
-            _refuse_other_bytes(item)
+        for part in (*value, *value.values()):
+            if type(part) not in _PYTHONS_OWN:
+                _refuse_other_bytes(part)
     elif type(value) is list:
         for item in value:
-            _refuse_other_bytes(item)
+            if type(item) not in _PYTHONS_OWN:
+                _refuse_other_bytes(item)
 
 
 def _unpack(data: bytes) -> Any:
