@@ -1,6 +1,7 @@
 """A database as a snapshot has it, downloaded and read: whole, or what it has of some key-groups.
 
-Whatever RocksDB has made of the files meanwhile (levels, compression, blocks), RocksDB reads them.
+Whatever RocksDB has made of the files meanwhile (levels, compression, blocks), RocksDB reads them. It is imported where a
+database is opened: users' scripts import this module with penstock, and most of them never open one.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class ReadOnlyDatabase:
     """
 
     def __init__(self, directory: Path) -> None:
+        from rocksdict import AccessType, Options, Rdict
+
         self._directory = directory
         from rocksdict import AccessType, Options, Rdict  # slow, and clients rarely need it
 
