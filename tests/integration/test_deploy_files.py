@@ -256,10 +256,6 @@ WITHOUT_DEFAULT = {
     "security.ssl.internal.cert": "/run/secrets/cert.pem",
     "security.ssl.internal.key": "/run/secrets/key.pem",
     "security.token-file": "/run/secrets/penstock-token",
-    "security.ssl.internal.cert": "/etc/penstock/tm-1.pem",
-    "security.ssl.internal.key": "/run/secrets/tm-1.key",
-    "security.ssl.internal.ca": "/etc/penstock/ca.pem",
-    "security.ssl.client.ca": "/etc/penstock/ca.pem",
 }
 
 

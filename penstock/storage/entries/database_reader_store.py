@@ -58,8 +58,6 @@ class ReadOnlyDatabase:
         from rocksdict import AccessType, Options, Rdict
 
         self._directory = directory
-        from rocksdict import AccessType, Options, Rdict  # slow, and clients rarely need it
-
         options = Options(raw_mode=True)
         options.create_if_missing(False)
         try:
