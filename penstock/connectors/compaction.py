@@ -101,7 +101,8 @@ def compact(directory: str, plan: Plan) -> list[CompactedDirectory]:
         JobRejected: a file is not what its name says.
         StoreTransient: something cannot be read or written now.
     """
-    store = open_store(directory)
+    # What jobs have written is the user's to give away.
+    store = open_store(directory, is_private=False)
     found: dict[str, _Found] = {}
     for info in store.list(""):
         above, _, name = info.path.rpartition("/")

@@ -45,21 +45,23 @@ class LockedFile:
     Args:
         path: the lock file, in a directory that exists; made where it is missing.
         wait_max_s: how long to wait for another holder.
+        mode: of the file where it is made.
 
     Raises:
         TimeoutError: another holder kept it for longer.
         OSError: the file cannot be opened or locked.
     """
 
-    def __init__(self, path: Path, wait_max_s: float = LOCK_WAIT_MAX_S) -> None:
+    def __init__(self, path: Path, wait_max_s: float = LOCK_WAIT_MAX_S, mode: int = 0o600) -> None:
         self._path = path
         self._wait_max_s = wait_max_s
+        self._mode = mode
         self._descriptor = -1
 
     def __enter__(self) -> Self:
         deadline = time.monotonic() + self._wait_max_s
         while True:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._mode)
             try:
                 lock(descriptor, self._path, deadline)
                 if self._has_name(descriptor):

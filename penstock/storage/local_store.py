@@ -33,6 +33,7 @@ from penstock.storage.file_locks import LOCK_WAIT_MAX_S, LockedFile
 from penstock.storage.object_paths import check_path, check_prefix
 from penstock.storage.object_store import TEMPORARY_AGE_MAX_MS, ObjectInfo, ObjectStore
 from penstock.storage.os_errors import store_error
+from penstock.storage.private_directories import make_directories
 from penstock.storage.request_counts import FILE_REQUESTS
 
 TEMPORARY_PREFIX: Final = ".tmp-"
@@ -67,10 +68,18 @@ class LocalStore(ObjectStore):
     Args:
         root: the directory of all objects; made, with its parents, by the first write.
         lock_wait_max_s: how long a swap waits for others that swap the same object.
+        is_private: no other user may look into what it makes, whatever the umask says; else it is as that says.
     """
 
-    def __init__(self, root: Path, *, lock_wait_max_s: float = LOCK_WAIT_MAX_S) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        lock_wait_max_s: float = LOCK_WAIT_MAX_S,
+        is_private: bool = True,
+    ) -> None:
         self.root = root
+        self._directory_mode, self._file_mode = (0o700, 0o600) if is_private else (0o777, 0o666)
         self._lock_wait_max_s = lock_wait_max_s
         self._lock = threading.Lock()
         # Directories that this instance has made durable and swept.
@@ -165,7 +174,7 @@ class LocalStore(ObjectStore):
         try:
             lock_file = _lock_file(target)
             if lock_file.exists():
-                with LockedFile(lock_file, self._lock_wait_max_s):
+                with LockedFile(lock_file, self._lock_wait_max_s, self._file_mode):
                     target.unlink(missing_ok=True)
                     lock_file.unlink(missing_ok=True)
             else:
@@ -182,7 +191,7 @@ class LocalStore(ObjectStore):
         target = self._file(path)
         try:
             self._prepare(target.parent)
-            with LockedFile(_lock_file(target), self._lock_wait_max_s):
+            with LockedFile(_lock_file(target), self._lock_wait_max_s, self._file_mode):
                 try:
                     current: bytes | None = target.read_bytes()
                 except FileNotFoundError:
@@ -254,7 +263,7 @@ class LocalStore(ObjectStore):
     @override
     def check_writable(self) -> None:
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            make_directories(self.root, self._directory_mode)
         except OSError as error:
             self._fail("made", self.root, error)
         if not os.access(self.root, os.W_OK | os.X_OK):
@@ -335,9 +344,9 @@ class LocalStore(ObjectStore):
             # Until the file is there, somebody may remove the directory, which is empty.
             with contextlib.suppress(FileNotFoundError):
                 self._prepare(target.parent)
-                return temporary, os.open(temporary, flags, 0o666)
+                return temporary, os.open(temporary, flags, self._file_mode)
         self._prepare(target.parent)
-        return temporary, os.open(temporary, flags, 0o666)
+        return temporary, os.open(temporary, flags, self._file_mode)
 
     def _prepare(self, directory: Path) -> None:
         """Makes a directory such that it survives a crash, and sweeps it; once per instance."""
@@ -348,7 +357,7 @@ class LocalStore(ObjectStore):
         top = self.root
         while not top.is_dir() and top != top.parent:
             top = top.parent
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directories(directory, self._directory_mode)
         # Also where it was there: whoever made it may not have come this far yet.
         above = directory
         while above != top:

@@ -42,19 +42,23 @@ def has_scheme(uri: str) -> bool:
     return _SCHEME.match(uri) is not None
 
 
-def open_store(uri: str) -> ObjectStore:
+def open_store(uri: str, *, is_private: bool = True) -> ObjectStore:
     """The store of that name; nothing is read or written yet.
+
+    Args:
+        uri: its name.
+        is_private: as of ``LocalStore``; a bucket's policies are somebody else's.
 
     Raises:
         ConfigurationError: there is no such kind of store.
     """
     scheme = _SCHEME.match(uri)
     if scheme is None:
-        return LocalStore(Path(uri))
+        return LocalStore(Path(uri), is_private=is_private)
     path = uri[scheme.end() :]
     kind = scheme[1].lower()
     if kind == "file" and path.startswith("/"):
-        return LocalStore(Path(path))
+        return LocalStore(Path(path), is_private=is_private)
     if kind == "s3":
         bucket, _, prefix = path.partition("/")
         prefix = prefix.strip("/")

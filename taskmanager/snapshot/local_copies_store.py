@@ -24,6 +24,7 @@ import structlog
 
 from penstock.errors import InvariantViolation
 from penstock.pb import checkpoint_pb2
+from penstock.storage.private_directories import make_directories, open_private
 from penstock.storage.snapshot_files import SnapshotFileName, parse_snapshot_file_name
 
 _log = structlog.get_logger()
@@ -157,8 +158,8 @@ class LocalCopy:
             return
         try:
             self._close_file()
-            self._part.mkdir(parents=True, exist_ok=True)
-            self._file = (self._part / str(offset)).open("wb")
+            make_directories(self._part)
+            self._file = open_private(self._part / str(offset))
         except OSError as error:
             self._fail(error)
 

@@ -78,13 +78,13 @@ def stepping(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None]) -> 
     """Compactions in the block stop before each of their changes."""
     steps = Steps(before)
 
-    def open_stepping(uri: str) -> ObjectStore:
+    def open_stepping(uri: str, *, is_private: bool) -> ObjectStore:
         store: _Stepping
         if is_s3(uri):
             bucket, _, prefix = uri.removeprefix("s3://").partition("/")
             store = _SteppingS3(bucket, prefix, stores._s3())
         else:
-            store = _SteppingFiles(Path(uri))
+            store = _SteppingFiles(Path(uri), is_private=is_private)
         store.steps = steps
         return cast("ObjectStore", store)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,17 @@ def test_many_become_one_with_the_same_rows(
     assert merged(path) == []
     write_files(path, form, [(15, 3)], partition_by=partition_by)
     assert fresh_ids(form, path) == list(range(18))
+
+
+def test_merged_files_are_for_whom_the_small_ones_were_for(tmp_path: Path) -> None:
+    umask = os.umask(0o022)
+    try:
+        path = small_files(tmp_path / "out", "parquet")
+        assert merged(path)
+    finally:
+        os.umask(umask)
+    (file,) = visible(tmp_path)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -246,3 +246,27 @@ def test_hidden_files_are_not_listed(tmp_path: Path) -> None:
     (tmp_path / ".snapshot" / "b").write_text("x")
     assert [info.path for info in store.list("")] == ["a"]
     assert store.temporaries() == ()
+
+
+@pytest.mark.parametrize(
+    ("is_private", "modes"), [(True, (0o700, 0o600)), (False, (0o755, 0o644))], ids=str
+)
+def test_what_it_makes_is_for_its_user_alone_unless_it_is_said_to_be_for_others(
+    tmp_path: Path, is_private: bool, modes: tuple[int, int]
+) -> None:
+    tmp_path.chmod(0o755)
+    umask = os.umask(0o022)
+    try:
+        store = LocalStore(tmp_path / "above" / "root", is_private=is_private)
+        store.put("chk-1/deeper/file", [b"state"])
+        assert store.compare_and_swap("HEAD", None, b"1")
+        other = LocalStore(tmp_path / "other", is_private=is_private)
+        other.copy_from(store, {"chk-1/deeper/file": "copied/file"})
+        LocalStore(tmp_path / "only" / "looked", is_private=is_private).check_writable()
+    finally:
+        os.umask(umask)
+    made = list(tmp_path.rglob("*"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_dir()} == {modes[0]}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()} == {modes[1]}
+    assert len(made) == 12
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755, "what is there keeps its mode"
