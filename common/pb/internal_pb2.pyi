@@ -1158,8 +1158,13 @@ class InputChannel(_message.Message):
     PRODUCER_ATTEMPT_FIELD_NUMBER: _builtins.int
     EDGE_ID_FIELD_NUMBER: _builtins.int
     SUBPARTITION_INDEX_FIELD_NUMBER: _builtins.int
+    SHARED_DIRECTORY_FIELD_NUMBER: _builtins.int
     edge_id: _builtins.str
     subpartition_index: _builtins.int
+    shared_directory: _builtins.str
+    """Name of the shared storage that the complete partition lies on, read there without anybody who serves it;
+    "" = the producer's process, or that of its TaskManager, serves it.
+    """
     @_builtins.property
     def producer(self) -> Global___DataEndpoint: ...
     @_builtins.property
@@ -1171,10 +1176,11 @@ class InputChannel(_message.Message):
         producer_attempt: Global___AttemptId | None = ...,
         edge_id: _builtins.str = ...,
         subpartition_index: _builtins.int = ...,
+        shared_directory: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["producer", b"producer", "producer_attempt", b"producer_attempt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_id", b"edge_id", "producer", b"producer", "producer_attempt", b"producer_attempt", "subpartition_index", b"subpartition_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_id", b"edge_id", "producer", b"producer", "producer_attempt", b"producer_attempt", "shared_directory", b"shared_directory", "subpartition_index", b"subpartition_index"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1254,11 +1260,14 @@ class OutputEdge(_message.Message):
     TARGET_PARALLELISM_FIELD_NUMBER: _builtins.int
     TARGET_MAX_PARALLELISM_FIELD_NUMBER: _builtins.int
     FINISHED_SUBPARTITIONS_FIELD_NUMBER: _builtins.int
+    SHARED_DIRECTORY_FIELD_NUMBER: _builtins.int
     subpartition_count: _builtins.int
     """Subpartitions = consumers that this subtask serves."""
     target_parallelism: _builtins.int
     """Parallelism and max parallelism of the target vertex (hash by key-group)."""
     target_max_parallelism: _builtins.int
+    shared_directory: _builtins.str
+    """Name of the shared storage that its files are written to; "" = the disk of the TaskManager."""
     @_builtins.property
     def edge(self) -> _graph_pb2.Edge: ...
     @_builtins.property
@@ -1273,10 +1282,11 @@ class OutputEdge(_message.Message):
         target_parallelism: _builtins.int = ...,
         target_max_parallelism: _builtins.int = ...,
         finished_subpartitions: _abc.Iterable[_builtins.int] | None = ...,
+        shared_directory: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "finished_subpartitions", b"finished_subpartitions", "subpartition_count", b"subpartition_count", "target_max_parallelism", b"target_max_parallelism", "target_parallelism", b"target_parallelism"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge", b"edge", "finished_subpartitions", b"finished_subpartitions", "shared_directory", b"shared_directory", "subpartition_count", b"subpartition_count", "target_max_parallelism", b"target_max_parallelism", "target_parallelism", b"target_parallelism"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -129,6 +129,8 @@ class DispatcherRunner:
                 await self._recovery.run()
                 self._ends.evict()
                 await self._sweep_artifacts()
+                if (shared := self._cluster.partitions.shared) is not None:
+                    tasks.create_task(shared.sweep(self.jobs.has_unended))
                 self.why_not_serving = ""
                 started.set()
                 await asyncio.Event().wait()
@@ -230,6 +232,7 @@ class DispatcherRunner:
             leader_epoch=self._store.leader_epoch,
             jitter=self._jitter,
             labels=self._labels,
+            shares_spill=self._cluster.partitions.shared is not None,
         )
 
     def _begin(

@@ -87,6 +87,7 @@ class JobDescription:
         leader_epoch: int,
         jitter: Callable[[], float],
         labels: FailureLabels,
+        shares_spill: bool = False,
     ) -> JobOptions:
         """How its machine runs it in the name of a leader; arguments as in ``JobOptions``."""
         checkpoints = self.settings.checkpoints
@@ -109,6 +110,7 @@ class JobDescription:
             exceptions_max=self.config.jobmanager_exception_history_size,
             speculation=self.settings.speculation,
             retains_on_cancellation=self.settings.retains_on_cancellation,
+            shares_spill=shares_spill,
         )
 
     def checkpoint_store(self) -> ObjectStore | None:

@@ -30,6 +30,7 @@ from jobmanager.job.job_checkpoints_runner import JobCheckpointsRunner
 from jobmanager.job.job_description import JobDescription
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
+from jobmanager.job.kept_partitions_runner import KeptPartitionsRunner
 from jobmanager.job.persisted_inputs_runner import PersistedInputsRunner
 from jobmanager.job.promotion_runner import PromotionRunner
 from jobmanager.job.rival_runner import RivalRunner
@@ -44,14 +45,12 @@ from jobmanager.rpc.graph_convert import (
     attempt_id,
     cause_of_error,
     endpoint_of,
-    partition_id,
 )
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.admission import admission_problem
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.job_store import JobStore
-from penstock.errors import StreamError, TaskManagerLost
-from penstock.partition_id import PartitionId
+from penstock.errors import StreamError
 from penstock.storage.object_store import ObjectStore
 
 _CANCELLATION_MARGIN_MS = 5_000
@@ -93,12 +92,15 @@ class JobMasterRunner:
         self._clock = clock
         self._publish = publish
         self._end = end
+        self._log = structlog.get_logger(__name__).bind(job_id=job.job_id)
+        self._kept = KeptPartitionsRunner(job.job_id, cluster, self.post, self._log)
         self._messages = DeploymentMessages(
             job.job_id,
             job.graph,
             leader_epoch,
             takes_checkpoints=job.settings.checkpoints is not None,
             checkpoint_directory=job.checkpoint_directory,
+            shared_spill=self._kept.shared_uri,
         )
         self._promotion = PromotionRunner(job.job_id, job.graph, cluster.partitions, clock)
         self._persisted_inputs = PersistedInputsRunner(
@@ -106,7 +108,6 @@ class JobMasterRunner:
             cluster.partitions,
             lambda taskmanager_id: cluster.client(taskmanager_id).partition_endpoint,
         )
-        self._log = structlog.get_logger(__name__).bind(job_id=job.job_id)
         self._inbox = Inbox()
         self._lanes: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -294,13 +295,9 @@ class JobMasterRunner:
             case job_effects.AwaitCancellation(group):
                 self._start_overdue_timer(group)
             case job_effects.ReleasePartitions():
-                released = [partition_id(*partition) for partition in effect.partitions]
-                self._in_order(
-                    effect.taskmanager_id,
-                    lambda: self._release(effect.taskmanager_id, released),
-                )
+                self._in_order(effect.taskmanager_id, lambda: self._kept.release(effect))
             case job_effects.LocatePartitions():
-                self._begin_to_locate(self._locate(effect))
+                self._begin_to_locate(self._kept.locate(effect))
             case job_effects.FindAttempts(attempt):
                 assert self._search is not None, "who looks for attempts has been told to"
                 self._begin_to_locate(self._search.find(attempt))
@@ -434,24 +431,6 @@ class JobMasterRunner:
         if self._locating is not None:
             self._locating.cancel()
 
-    async def _locate(self, effect: job_effects.LocatePartitions) -> None:
-        wanted = {
-            PartitionId(edge_id, key.vertex, key.subtask_index, key.attempt): (edge_id, key)
-            for edge_id, key in effect.partitions
-        }
-        found = await self._cluster.partitions.locate(self._job.job_id, wanted.keys())
-        self._log.info("partitions.located", found=len(found), wanted=len(wanted))
-        located = []
-        for partition, holder in found.items():
-            try:
-                endpoint = self._cluster.client(holder).partition_endpoint
-            except TaskManagerLost:
-                continue  # nobody serves what it holds
-            located.append(
-                job_events.LocatedPartition(holder, endpoint_of(endpoint), *wanted[partition])
-            )
-        self.post(job_events.PartitionsLocated(effect.attempt, tuple(located)))
-
     async def _promote(self, effect: job_effects.PromotePartitions) -> None:
         try:
             await self._promotion.promote(effect.partitions)
@@ -460,18 +439,6 @@ class JobMasterRunner:
             self.post(job_events.PartitionsNotPromoted(cause_of_error(error, self._clock.now_ms())))
         else:
             self.post(job_events.PartitionsPromoted())
-
-    async def _release(
-        self, taskmanager_id: str, partitions: list[internal_pb2.PartitionId]
-    ) -> None:
-        """A TaskManager that does not hear of it is told when its heartbeat names them."""
-        try:
-            client = self._cluster.client(taskmanager_id)
-            await client.release_partitions(self._job.job_id, partitions)
-        except StreamError as error:
-            self._log.warning(
-                "partitions.not_released", taskmanager_id=taskmanager_id, reason=str(error)
-            )
 
     async def _free(self, slots: tuple[Slot, ...]) -> None:
         if not await free_slots(self._cluster, self._job.job_id, slots, self._log):

@@ -40,6 +40,7 @@ class JobOptions:
         speculation: when subtasks are so slow that they get rivals; None = never.
         history: what has become of it under earlier ones.
         retains_on_cancellation: its checkpoints stay when it is cancelled, and what they let be committed.
+        shares_spill: its blocking partitions are written to shared storage.
     """
 
     restart: RestartSettings = field(default_factory=RestartSettings)
@@ -58,6 +59,7 @@ class JobOptions:
     speculation: SlowTaskSettings | None = None
     history: JobHistory = field(default_factory=JobHistory)
     retains_on_cancellation: bool = False
+    shares_spill: bool = False
 
     @property
     def seeks_attempts(self) -> bool:

@@ -90,7 +90,9 @@ class JobParts:
         """The parts of a job that has not begun."""
         graph, regions = ExecutionGraph(plan, options.first_attempt), RegionGraph(plan)
         keeps_all = options.coordinator is not None
-        partitions = PartitionTracker(regions, graph, keeps_all=keeps_all)
+        partitions = PartitionTracker(
+            regions, graph, keeps_all=keeps_all, shares_spill=options.shares_spill
+        )
         lease = SlotLease(plan)
         deployments = DeploymentPlanner(graph, lease)
         return cls(

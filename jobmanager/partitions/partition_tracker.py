@@ -6,6 +6,8 @@ goes at once, since all who read it read the new one. Beyond that nothing is kno
 
 Partitions that outlive the job have no consumers in it: they are needed to its end.
 
+What is complete on shared storage is held by no TaskManager, so it stays whichever is lost.
+
 Invariants: a partition is released once, and only when every consumer has finished and no region has to run
 again that would read it; what is lost, missing or released is not available until its producer has run again.
 
@@ -32,6 +34,9 @@ from penstock.errors import require_invariant
 
 _GONE = frozenset({AttemptState.FAILED, AttemptState.CANCELED})
 
+SHARED_STORAGE = ""
+"""Holds what no TaskManager needs to serve, and none takes with it."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Held:
@@ -50,9 +55,18 @@ class PartitionTracker:
         regions: of the job.
         graph: its attempts.
         keeps_all: nothing of current attempts is released before the job's end: checkpoints may refer to it.
+        shares_spill: blocking partitions that do not outlive the job are written to shared storage.
     """
 
-    def __init__(self, regions: RegionGraph, graph: ExecutionGraph, *, keeps_all: bool) -> None:
+    def __init__(
+        self,
+        regions: RegionGraph,
+        graph: ExecutionGraph,
+        *,
+        keeps_all: bool,
+        shares_spill: bool = False,
+    ) -> None:
+        self._shares_spill = shares_spill
         self._regions = regions
         self._graph = graph
         self._keeps_all = keeps_all
@@ -118,6 +132,12 @@ class PartitionTracker:
     def _is_persisted(self, partition: KeptOutput) -> bool:
         return self._regions.exchange_of(partition.edge_id).is_persisted
 
+    def _holder_of(self, edge_id: str, attempt: ExecutionAttempt) -> str:
+        """Who has what an attempt has written."""
+        edge = self._regions.exchange_of(edge_id)
+        is_shared = edge.exchange is Exchange.BLOCKING and not edge.is_persisted
+        return SHARED_STORAGE if self._shares_spill and is_shared else attempt.taskmanager_id
+
     def _producer(self, partition: KeptOutput) -> ExecutionAttempt:
         return self._graph.current_of(partition.producer)
 
@@ -140,8 +160,9 @@ class PartitionTracker:
                 continue
             is_blocking = self._regions.exchange_of(partition.edge_id).exchange is Exchange.BLOCKING
             if is_blocking or attempt.terminal:
-                self._holders.add(attempt.taskmanager_id)
-                self._held[version] = _Held(attempt.taskmanager_id, attempt.slot_id, is_blocking)
+                holder = self._holder_of(partition.edge_id, attempt)
+                self._holders.add(holder)
+                self._held[version] = _Held(holder, attempt.slot_id, is_blocking)
                 self._check_version(version)
 
     def adopt(self, attempt: ExecutionAttempt, held: Mapping[KeptOutput, str]) -> None:
@@ -320,18 +341,22 @@ class PartitionTracker:
     def disown(self, attempt: ExecutionAttempt) -> None:
         """What an attempt writes will never be read, since another one's output counts: it is released with
         the job, if not before."""
-        self._holders.add(attempt.taskmanager_id)
+        for group in self._regions.written_by(attempt.key.subtask):
+            self._holders.add(self._holder_of(group.edge.id, attempt))
 
     def release_output(self, attempt: ExecutionAttempt) -> list[job_effects.JobEffect]:
         """What an attempt has written that does not count, now that it writes no more."""
-        written = tuple(
-            (group.edge.id, attempt.key) for group in self._regions.written_by(attempt.key.subtask)
-        )
-        return [job_effects.ReleasePartitions(attempt.taskmanager_id, written)] if written else []
+        written: dict[str, list[tuple[str, AttemptKey]]] = {}
+        for group in self._regions.written_by(attempt.key.subtask):
+            holder = self._holder_of(group.edge.id, attempt)
+            written.setdefault(holder, []).append((group.edge.id, attempt.key))
+        return [job_effects.ReleasePartitions(id, tuple(own)) for id, own in written.items()]
 
     def release_all(self) -> list[job_effects.JobEffect]:
         """The job has ended."""
         holders, self._holders = self._holders, set()
+        if self._shares_spill:  # attempts that did not end have left something there, too
+            holders.add(SHARED_STORAGE)
         self._held.clear()
         self._missed.clear()
         return [job_effects.ReleasePartitions(taskmanager_id) for taskmanager_id in sorted(holders)]

@@ -253,6 +253,7 @@ class DeploymentMessages:
         leader_epoch: fence of every message.
         takes_checkpoints: output is committed by them.
         checkpoint_directory: the job's, "" = snapshots travel inline.
+        shared_spill: name of the shared storage of its blocking partitions, "" = TaskManagers keep them.
     """
 
     def __init__(
@@ -263,7 +264,9 @@ class DeploymentMessages:
         *,
         takes_checkpoints: bool = False,
         checkpoint_directory: str = "",
+        shared_spill: str = "",
     ) -> None:
+        self._shared_spill = shared_spill
         self._job_id = job_id
         self._job_name = graph.name
         self._takes_checkpoints = takes_checkpoints
@@ -305,7 +308,7 @@ class DeploymentMessages:
                 target_input=edge.target_input,
                 reproducible=edge.reproducible,
                 load_first=edge.load_first,
-                channels=[self._channel(edge.id, channel) for channel in read.channels],
+                channels=[self._channel(edge, channel) for channel in read.channels],
             )
         for written in plan.outputs:
             edge = self._edges[written.edge_id]
@@ -316,15 +319,22 @@ class DeploymentMessages:
                 target_parallelism=target.parallelism,
                 target_max_parallelism=target.max_parallelism,
                 finished_subpartitions=written.finished_subpartitions,
+                shared_directory=self._shared_directory(edge),
             )
         return deployment
 
-    def _channel(self, edge_id: str, channel: ChannelPlan) -> internal_pb2.InputChannel:
+    def _shared_directory(self, edge: graph_pb2.Edge) -> str:
+        """What outlives the job lies with TaskManagers."""
+        is_blocking = edge.partition_type == graph_pb2.RESULT_PARTITION_TYPE_BLOCKING
+        return self._shared_spill if is_blocking and edge.target_vertex else ""
+
+    def _channel(self, edge: graph_pb2.Edge, channel: ChannelPlan) -> internal_pb2.InputChannel:
         return internal_pb2.InputChannel(
             producer=_endpoint_message(channel.producer),
             producer_attempt=attempt_id(self._job_id, channel.producer_attempt),
-            edge_id=edge_id,
+            edge_id=edge.id,
             subpartition_index=channel.subpartition_index,
+            shared_directory=self._shared_directory(edge),
         )
 
     def commands(
@@ -352,7 +362,7 @@ class DeploymentMessages:
             case job_effects.CommitOutput():
                 return pb.TaskCommand(commit_output=pb.CommitOutput())
             case job_effects.ReplaceProducer(_, edge_id, channel):
-                replaced = pb.ReplaceProducer(channel=self._channel(edge_id, channel))
+                replaced = pb.ReplaceProducer(channel=self._channel(self._edges[edge_id], channel))
                 return pb.TaskCommand(replace_producer=replaced)
             case c.TriggerTasks(checkpoint_id, triggered_at_ms, _, properties):
                 trigger = pb.TriggerCheckpoint(

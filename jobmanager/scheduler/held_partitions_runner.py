@@ -14,6 +14,7 @@ import structlog
 
 from common.pb import internal_pb2
 from jobmanager.partitions.held_partitions import HeldPartitions, Holdings
+from jobmanager.partitions.partition_tracker import SHARED_STORAGE
 from jobmanager.partitions.promoted import (
     PromotedPart,
     PromotedPartitions,
@@ -22,6 +23,7 @@ from jobmanager.partitions.promoted import (
 )
 from jobmanager.rpc.partition_convert import holdings_of, partition_details
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
+from jobmanager.scheduler.shared_spill_runner import SharedSpillRunner
 from penstock.errors import JobRejected, PartitionUnavailable, StreamError, Unrecoverable
 from penstock.graph.persisted import persist_sinks, persisted_sources
 from penstock.partition_id import PartitionId
@@ -44,6 +46,8 @@ class HeldPartitionsRunner:
         start: Callable[[Coroutine[Any, Any, None]], None],
         settles_in_s: Callable[[], float],
     ) -> None:
+        self.shared: SharedSpillRunner | None = None
+        """Storage that complete partitions of jobs are written to; None = TaskManagers keep them."""
         self._client = client
         self._start = start
         self._held = HeldPartitions()
@@ -81,8 +85,11 @@ class HeldPartitionsRunner:
         """Finds partitions of a job, and waits for TaskManagers that may still register where some are missing.
 
         Returns:
-            The TaskManager of each that is there.
+            The TaskManager of each that is there, or ``SHARED_STORAGE``.
         """
+        if self.shared is not None:
+            found_there = await self.shared.found(job_id, wanted)
+            return dict.fromkeys(found_there, SHARED_STORAGE)
         while True:
             self._changed.clear()
             found = self._held.find(job_id, wanted)

@@ -137,6 +137,13 @@ class DaemonKeys(BaseModel):
         alias="taskmanager.spill.dir",
         description="Directory for spilled rows of exchanges; empty: in the TaskManager's work directory.",
     )
+    taskmanager_spill_shared_dir: str = Field(
+        "",
+        alias="taskmanager.spill.shared-dir",
+        description="Storage that all machines see, a mounted directory or `s3://bucket/prefix`, for rows of blocking "
+        "exchanges: what is complete there needs no TaskManager any more. The JobManager tells TaskManagers; empty: "
+        "each keeps its own on its disk.",
+    )
     taskmanager_spill_format: Literal["arrow", "parquet"] = Field(
         "arrow",
         alias="taskmanager.spill.format",

@@ -16,6 +16,7 @@ from common.clock import Clock
 from common.log import get_logger
 from common.names import require_name
 from common.pb import internal_pb2
+from common.spill_paths import INDEX_NAME
 from penstock.errors import StoreTransient
 from penstock.partition_id import PartitionId
 from taskmanager.daemon.grace_period import GracePeriod
@@ -28,7 +29,7 @@ from taskmanager.daemon.held_partitions import (
 from taskmanager.daemon.partition_server_runner import PartitionServerRunner
 from taskmanager.partitions.promoted_store import PromotedStore
 from taskmanager.partitions.sealed_store import SealedStore, remove_partition
-from taskmanager.partitions.spill_layout import INDEX_NAME, partition_directory
+from taskmanager.partitions.spill_layout import partition_directory
 
 _INTERVAL_S = 1.0
 

@@ -29,7 +29,7 @@ from taskmanager.network.kept_channel import (
 )
 from taskmanager.network.local_channel import LocalChannel
 from taskmanager.network.messages import Subscribe
-from taskmanager.network.partition_registry import PartitionRegistry
+from taskmanager.network.partition_registry import PartitionRegistry, PartitionSource
 
 PAUSE_MIN_NS = 50_000_000
 PAUSE_MAX_NS = 1_000_000_000
@@ -73,6 +73,7 @@ class InputConnector(SupplyListener):
         credit_bytes: the credit window of each channel.
         now_ns: monotonic time.
         wait_ms: how long a kept channel stays without its producer.
+        shared: complete partitions on shared storage, by its name.
     """
 
     def __init__(
@@ -82,12 +83,14 @@ class InputConnector(SupplyListener):
         credit_bytes: int,
         now_ns: Callable[[], int],
         wait_ms: int,
+        shared: Callable[[str], PartitionSource],
     ) -> None:
         self._connections = connections
         self._registry = registry
         self._credit_bytes = credit_bytes
         self._now_ns = now_ns
         self._wait_ns = wait_ms * 1_000_000
+        self._shared = shared
         self._supplies: dict[InputChannel, _Supply] = {}
 
     def connect(
@@ -129,10 +132,13 @@ class InputConnector(SupplyListener):
         self, channel: InputChannel, description: internal_pb2.InputChannel, consumer: Consumer
     ) -> None:
         producer, partition = description.producer_attempt, partition_of(description)
-        if description.producer.slot_id == self._connections.slot.slot_id:
-            local = LocalChannel(
-                channel, self._credit_bytes, self._registry, self._connections.post
-            )
+        source: PartitionSource | None = None
+        if description.shared_directory:
+            source = self._shared(description.shared_directory)
+        elif description.producer.slot_id == self._connections.slot.slot_id:
+            source = self._registry
+        if source is not None:
+            local = LocalChannel(channel, self._credit_bytes, source, self._connections.post)
             deadline_ns = self._connections.request_deadline_ns()
             local.subscribe(
                 partition, description.subpartition_index, consumer.attempt, deadline_ns

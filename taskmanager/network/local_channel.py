@@ -1,4 +1,4 @@
-"""A channel whose producer and consumer live in one slot process (pure).
+"""A channel whose rows come from within the consumer's process: its producer lives there, or they lie on storage (pure).
 
 Batches go over by reference, nothing is serialised; order, row offsets and credit are those of any
 other channel, so back-pressure works the same.
@@ -13,7 +13,7 @@ from common.elements import ControlElement
 from penstock.partition_id import PartitionId
 from taskmanager.network.credit import SenderCredit, charge_of
 from taskmanager.network.input_channel import InputChannel, Upstream
-from taskmanager.network.partition_registry import PartitionRegistry, PartitionRequest
+from taskmanager.network.partition_registry import PartitionRequest, PartitionSource
 from taskmanager.network.subpartition import PreparedBatch, SubpartitionReader, SubpartitionView
 from taskmanager.network.transport import Post
 
@@ -22,11 +22,11 @@ class LocalChannel(SubpartitionReader, Upstream):
     """Both the producer's view of the consumer and the consumer's way back."""
 
     def __init__(
-        self, channel: InputChannel, credit_bytes: int, registry: PartitionRegistry, post: Post
+        self, channel: InputChannel, credit_bytes: int, source: PartitionSource, post: Post
     ) -> None:
         self._channel = channel
         self._credit = SenderCredit(credit_bytes)
-        self._registry = registry
+        self._source = source
         self._post = post
         self._has_read_all = False
         self._view: SubpartitionView | None = None
@@ -49,15 +49,20 @@ class LocalChannel(SubpartitionReader, Upstream):
             self._channel.fail,
             self._channel.stream_row,
             reader_attempt,
+            lost=self._lost,
         )
         self._channel.connected(self)
         self._channel.subscribed()
-        self._registry.request(self._request)
+        self._source.request(self._request)
 
     def _attached(self, view: SubpartitionView) -> None:
         self._view = view
         if self._has_read_all:
             self._post(lambda: self.cancel(is_complete=True))
+
+    def _lost(self, reason: str) -> None:
+        self._view = self._request = None
+        self._channel.connection_lost(reason)
 
     # ------------------------------------------------------------ the producer's side
 
@@ -107,4 +112,4 @@ class LocalChannel(SubpartitionReader, Upstream):
         elif is_complete:
             self._has_read_all = True
         elif self._request is not None:
-            self._registry.withdraw(self._request)
+            self._source.withdraw(self._request)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
+
+from typing_extensions import override
 
 from penstock.errors import InvariantViolation, PartitionUnavailable, StreamError
 from penstock.partition_id import PartitionId
@@ -23,6 +26,10 @@ def _none_sealed(_partition_id: PartitionId) -> ReadablePartition | None:
     return None
 
 
+def _is_never_lost(reason: str) -> None:
+    raise InvariantViolation(f"what is in a process is not lost for a moment: {reason}")
+
+
 @dataclass(eq=False, slots=True)
 class PartitionRequest:
     """A consumer's wish to read one subpartition.
@@ -34,6 +41,7 @@ class PartitionRequest:
         reader_attempt: of the consumer.
         job_id: whose partition it is.
         is_foreign: the reader is of another job, so it may read what outlives jobs and nothing else.
+        lost: called when it cannot be read for the moment.
     """
 
     partition_id: PartitionId
@@ -46,9 +54,20 @@ class PartitionRequest:
     reader_attempt: int = 0
     job_id: str = ""
     is_foreign: bool = False
+    lost: Callable[[str], None] = _is_never_lost
 
 
-class PartitionRegistry:
+class PartitionSource(Protocol):
+    """Who has partitions, or will have them."""
+
+    def request(self, request: PartitionRequest) -> None:
+        """Attaches the reader, now or later, or refuses it."""
+
+    def withdraw(self, request: PartitionRequest) -> None:
+        """The consumer does not want it any more."""
+
+
+class PartitionRegistry(PartitionSource):
     """Which partitions are there, and who waits for which.
 
     Args:
@@ -90,6 +109,7 @@ class PartitionRegistry:
             newest = self._forgotten.get(key, partition_id.attempt)
             self._forgotten[key] = max(newest, partition_id.attempt)
 
+    @override
     def request(self, request: PartitionRequest) -> None:
         """Attaches the reader, now or when the partition comes, or refuses it."""
         wanted = request.partition_id
@@ -131,8 +151,8 @@ class PartitionRegistry:
             raise _unavailable(wanted, f"has been replaced by attempt {newest}")
         self._waiting.append(request)
 
+    @override
     def withdraw(self, request: PartitionRequest) -> None:
-        """The consumer does not want it any more."""
         if request in self._waiting:
             self._waiting.remove(request)
 

@@ -44,6 +44,8 @@ class CacheMember(Protocol):
     log: SubpartitionLog
     retention: Retention
     is_sealing: bool
+    needs_local_disk: bool
+    """Its files lie on the disk of the TaskManager, not on shared storage."""
     disk_bytes: int
 
     @property
@@ -165,8 +167,9 @@ class ExchangeCache:
 
     def _start_write(self) -> bool:
         is_wanted = self.memory_bytes - self._writing_bytes >= self._spill_above
-        if not self._can_spill or self._spilling is Spilling.STOPPED or self._writes >= WRITES_MAX:
+        if not self._can_spill or self._writes >= WRITES_MAX:
             return False
+        is_stopped = self._spilling is Spilling.STOPPED
         candidates = [
             member
             for member in self._members
@@ -174,23 +177,28 @@ class ExchangeCache:
             and member.retention.may_spill
             and not member.log.is_writing
             and (is_wanted or member.is_sealing)
+            and not (is_stopped and member.needs_local_disk)
         ]
-        if not candidates:
-            return False
-        if self._spilling is Spilling.GIVEN_UP:
-            return self._give_up(
-                candidates,
+        on_disk = [member for member in candidates if member.needs_local_disk]
+        if self._spilling is Spilling.GIVEN_UP and on_disk:
+            candidates = [member for member in candidates if not member.needs_local_disk]
+            self._give_up(
+                on_disk,
                 "the disk of the spill directory had less than taskmanager.spill.min-free left for longer than "
                 "taskmanager.spill.wait-timeout: free space there, or use another taskmanager.spill.dir",
             )
+        if not candidates:
+            return False
         member = max(candidates, key=lambda m: (m.is_sealing, m.log.spillable_bytes))
         size_bytes = min(member.log.spillable_bytes, self._run_bytes_max)
-        if self._disk_max and self.disk_bytes + self._writing_bytes + size_bytes > self._disk_max:
-            return self._give_up(
-                candidates,
+        is_beyond = self.disk_bytes + self._writing_bytes + size_bytes > self._disk_max
+        if self._disk_max and is_beyond and member.needs_local_disk:
+            self._give_up(
+                on_disk,
                 f"{self.disk_bytes} bytes are spilled, taskmanager.spill.max-size is"
                 f" {self._disk_max}; raise it, or set it to 0 for no limit",
             )
+            return False
         run = member.log.begin_run(self._run_bytes_max)
         assert run is not None, "a member with bytes to spill has batches"
         self._writing_bytes += run.size_bytes
@@ -200,7 +208,7 @@ class ExchangeCache:
         )
         return True
 
-    def _give_up(self, candidates: list[CacheMember], reason: str) -> bool:
+    def _give_up(self, candidates: list[CacheMember], reason: str) -> None:
         """Fails what cannot go on without the disk; nothing is written."""
         for member in candidates:
             if member.retention is Retention.BLOCKING and (member.is_sealing or self.is_full):
@@ -208,7 +216,6 @@ class ExchangeCache:
                 error = SpillFailed(f"a blocking result partition does not fit: {reason}")
                 error.__cause__ = StoreFull(reason)  # what the cluster's operator has to act on
                 member.fail(error)
-        return False
 
     def _written(self, member: CacheMember, run: SpillRun, files: WrittenFiles) -> None:
         self._write_ended(run)

@@ -42,7 +42,12 @@ class SubpartitionFiles(Protocol):
     """The files of one subpartition; what is done to them is done off the mailbox.
 
     One of the two callbacks of a call follows from the mailbox.
+
+    Attributes:
+        need_local_disk: they lie on the disk of the TaskManager.
     """
+
+    need_local_disk: bool = True
 
     def write(
         self,
@@ -99,6 +104,7 @@ class KeptSubpartition(Subpartition, CacheMember):
         self.log = SubpartitionLog(first_row)
         self.retention = retention
         self.is_sealing = False
+        self.needs_local_disk = files.need_local_disk
         self.disk_bytes = 0
         self.barrier_row = first_row
         """Rows emitted before the last barrier."""
@@ -393,6 +399,8 @@ class KeptSubpartition(Subpartition, CacheMember):
     def _settle(self, disk_change: int = 0) -> None:
         """Tells the cache what has changed."""
         change = self.log.memory_bytes - self._settled_bytes
+        if not self.needs_local_disk:
+            disk_change = 0
         if change or disk_change:
             self._settled_bytes = self.log.memory_bytes
             self.disk_bytes += disk_change

@@ -8,10 +8,12 @@ from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import InvariantViolation
 from penstock.pb import checkpoint_pb2, graph_pb2
+from taskmanager.network.partition_registry import PartitionSource
 from taskmanager.network.result_partition import PartitionContext, ResultPartition
 from taskmanager.partitions.exchange_cache import ExchangeCache
 from taskmanager.partitions.kept_partition import BlockingPartition, KeptPartition, NoFiles
 from taskmanager.partitions.retention import Retention
+from taskmanager.partitions.shared_partitions import SharedPartitions
 from taskmanager.partitions.spill_format import format_choice
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.partitions.spilling import Spilling
@@ -28,11 +30,27 @@ class PartitionFactory:
     def __init__(self, config: Configuration, spill: SpillRunner | None = None) -> None:
         self._config = config
         self._spill = spill
+        self._shared: dict[str, SharedPartitions] = {}
         self._cache = ExchangeCache(
             config.taskmanager_memory_exchange_cache_bytes,
             config.taskmanager_spill_max_bytes,
             can_spill=spill is not None,
         )
+
+    def shared(self, name: str) -> PartitionSource:
+        """Complete partitions of the job on shared storage.
+
+        Raises:
+            InvariantViolation: this process writes and reads no files.
+        """
+        found = self._shared.get(name)
+        if found is None:
+            spill = self._spill
+            if spill is None:
+                raise InvariantViolation(f"this process has no files, and is to read from {name}")
+            found = SharedPartitions(name, lambda partition_id: spill.complete(partition_id, name))
+            self._shared[name] = found
+        return found
 
     def set_spilling(self, spilling: Spilling) -> None:
         """Whether kept partitions may be written to disk from now on."""
@@ -61,7 +79,11 @@ class PartitionFactory:
         unread = frozenset(edge.finished_subpartitions)
         spill = self._spill if retention.may_spill else None
         choice = format_choice(retention, edge.edge.spill_format, self._config)
-        files = NoFiles() if spill is None else spill.partition(context.partition_id, choice)
+        files = (
+            NoFiles()
+            if spill is None
+            else spill.partition(context.partition_id, choice, edge.shared_directory)
+        )
         if retention is Retention.BLOCKING:
             if spill is None:
                 raise InvariantViolation(

@@ -17,12 +17,13 @@ from typing import Final
 import structlog
 
 from common.pb import internal_pb2
+from common.spill_paths import INDEX_NAME
 from penstock.errors import StoreCorrupt, StoreNotFound
 from penstock.partition_id import PartitionId
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.partitions.sealed_store import Held, SealedStore, remove_partition
-from taskmanager.partitions.spill_layout import INDEX_NAME, job_directory, partition_directory
+from taskmanager.partitions.spill_layout import job_directory, partition_directory
 
 _log = structlog.get_logger()
 

@@ -8,14 +8,12 @@ that is not available, because its producer can make it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 from typing_extensions import override
 
-from common.elements import ControlElement, StreamStatus, Watermark
 from penstock.errors import PartitionUnavailable, StoreCorrupt, StoreNotFound
 from taskmanager.network.batch_codec import SizeEstimator
 from taskmanager.network.subpartition import (
@@ -25,17 +23,10 @@ from taskmanager.network.subpartition import (
     SubpartitionReader,
     SubpartitionView,
 )
+from taskmanager.partitions.sealed_elements import ElementCursor, Elements, check_readable
 from taskmanager.partitions.spill_files import read_spill_file
 from taskmanager.partitions.spill_format import SpillFormat
-from taskmanager.partitions.spill_layout import (
-    PartitionIndex,
-    SpillFile,
-    SubpartitionIndex,
-    subpartition_directory,
-)
-
-Elements = Iterator[tuple[int, pa.RecordBatch | ControlElement]]
-"""Each with the offset of its first row, or of the row it stands before."""
+from taskmanager.partitions.spill_layout import PartitionIndex, SpillFile, subpartition_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +65,7 @@ class SealedPartition(ReadablePartition):
     def view(
         self, index: int, first_row: int, on_unavailable: Refusal, reader_attempt: int = 0
     ) -> SealedView:
-        if not 0 <= index < self.subpartition_count:
-            raise PartitionUnavailable(
-                f"partition {self.partition_id} has {self.subpartition_count} subpartitions, not"
-                f" one of index {index}",
-                partition=self.partition_id,
-            )
-        part = self.index.subpartitions[index]
-        if not part.first_row <= first_row <= part.end_row:
-            raise PartitionUnavailable(
-                f"subpartition {index} of {self.partition_id} has the rows {part.first_row} to"
-                f" {part.end_row}: it cannot be read from row {first_row}",
-                partition=self.partition_id,
-            )
+        check_readable(self.index, index, first_row)
         return SealedView(self, index, first_row, on_unavailable)
 
     def files(self, index: int) -> list[DataFile]:
@@ -103,26 +82,11 @@ class SealedPartition(ReadablePartition):
         Raises:
             StoreNotFound, StoreCorrupt: a file is not there, or not what was written.
         """
-        part = self.index.subpartitions[index]
-        yield from _state_before(part, first_row)
-        controls = [control for control in part.controls if control[0] >= first_row]
-        number = 0
-        for file in part.files:
-            if file.end_row <= first_row:
-                continue
-            row = file.first_row
-            for batch in self._read(index, file):
-                end_row = row + batch.num_rows
-                start = max(row, first_row)
-                while start < end_row:
-                    while number < len(controls) and controls[number][0] <= start:
-                        yield controls[number]
-                        number += 1
-                    stop = min(end_row, controls[number][0]) if number < len(controls) else end_row
-                    yield start, batch.slice(start - row, stop - start)
-                    start = stop
-                row = end_row
-        yield from controls[number:]
+        cursor = ElementCursor(self.index.subpartitions[index], first_row)
+        yield from cursor.before()
+        for file in cursor.files:
+            yield from cursor.of_file(file, self._read(index, file))
+        yield from cursor.behind()
 
     def _read(self, index: int, file: SpillFile) -> list[pa.RecordBatch]:
         path = subpartition_directory(self._directory, index) / file.name
@@ -186,19 +150,3 @@ class SealedView(SubpartitionView):
     @override
     def connection_lost(self, reason: str) -> None:
         self.detach(is_complete=False)
-
-
-def _state_before(part: SubpartitionIndex, first_row: int) -> Elements:
-    watermark: Watermark | None = None
-    status: StreamStatus | None = None
-    for row, element in part.controls:
-        if row >= first_row:
-            break
-        if isinstance(element, Watermark):
-            watermark = element
-        elif isinstance(element, StreamStatus):
-            status = element
-    if watermark is not None:
-        yield first_row, watermark
-    if status is not None:
-        yield first_row, status

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import structlog
 
+from common.spill_paths import INDEX_NAME
 from penstock.errors import StoreCorrupt, StoreTransient
 from penstock.partition_id import PartitionId
 from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.partitions.spill_files import make_directory
 from taskmanager.partitions.spill_layout import (
-    INDEX_NAME,
     PartitionIndex,
     decode_index,
     encode_index,

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from common.spill_paths import can_be_kept
 from penstock.errors import PartitionUnavailable, StreamError
 from taskmanager.network.partition_registry import PartitionRequest
 from taskmanager.network.remote_channel import PartitionProvider
 from taskmanager.partitions.promoted_store import PromotedStore
 from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.partitions.sealed_store import SealedStore
-from taskmanager.partitions.spill_layout import can_be_kept
 
 
 class PartitionShelf(PartitionProvider):

@@ -62,7 +62,8 @@ def write_spill_files(
             spill_format = choice.format_of(batches[start].schema)
             path = directory / file_name(sequence, spill_format)
             begun.append(path)
-            count = _WRITERS[spill_format](path, batches, start)
+            with pa.OSFile(str(path), "wb") as sink:
+                count = _WRITERS[spill_format](sink, batches, start)
             rows = sum(batch.num_rows for batch in batches[start : start + count])
             size_bytes, checksum = _measure(path)
             file = SpillFile(sequence, first_row, rows, size_bytes, checksum, spill_format)
@@ -118,17 +119,39 @@ def read_spill_file(path: Path, file: SpillFile) -> list[pa.RecordBatch]:
     """
     try:
         with pa.memory_map(str(path), "r") as source:
-            if source.size() != file.size_bytes:
-                raise StoreCorrupt(
-                    f"{path} has {source.size()} bytes, {file.size_bytes} were written"
-                )
-            content = source.read_buffer()
-            _verify(path, content, file.checksum)
-            batches = _READERS[file.format](content)
+            return decode_rows(source.read_buffer(), file, str(path))
     except FileNotFoundError as error:
         raise StoreNotFound(
             f"{path} is not there: something else removes spilled partitions"
         ) from error
+    except OSError as error:
+        raise StoreCorrupt(f"{path} cannot be read: {error}") from error
+
+
+def encode_rows(
+    batches: Sequence[pa.RecordBatch], start: int, spill_format: SpillFormat
+) -> tuple[pa.Buffer, int]:
+    """The content of a file with as many of the batches as fit into one, and how many these are."""
+    sink = pa.BufferOutputStream()
+    count = _WRITERS[spill_format](sink, batches, start)
+    return sink.getvalue(), count
+
+
+def decode_rows(content: pa.Buffer, file: SpillFile, path: str) -> list[pa.RecordBatch]:
+    """The batches of a file's content.
+
+    Args:
+        file: what was written.
+        path: for messages.
+
+    Raises:
+        StoreCorrupt: it is not what was written.
+    """
+    if content.size != file.size_bytes:
+        raise StoreCorrupt(f"{path} has {content.size} bytes, {file.size_bytes} were written")
+    _verify(path, content, file.checksum)
+    try:
+        batches = _READERS[file.format](content)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise StoreCorrupt(f"{path} cannot be read: {error}") from error
     rows = sum(batch.num_rows for batch in batches)
@@ -137,15 +160,20 @@ def read_spill_file(path: Path, file: SpillFile) -> list[pa.RecordBatch]:
     return batches
 
 
-def _verify(path: Path, content: pa.Buffer, expected: int) -> None:
-    checksum = zlib.crc32(content)
+def checksum_of(content: pa.Buffer) -> int:
+    """CRC-32 of a file's content."""
+    return zlib.crc32(content)
+
+
+def _verify(path: str, content: pa.Buffer, expected: int) -> None:
+    checksum = checksum_of(content)
     if checksum != expected:
         raise StoreCorrupt(
             f"{path} is altered: its checksum is {checksum:08x}, it was {expected:08x}"
         )
 
 
-def _write_parquet_file(path: Path, batches: Sequence[pa.RecordBatch], start: int) -> int:
+def _write_parquet_rows(sink: pa.NativeFile, batches: Sequence[pa.RecordBatch], start: int) -> int:
     """Writes the batches that have the schema of the first; returns how many."""
     schema = batches[start].schema
     alike = list(
@@ -153,8 +181,7 @@ def _write_parquet_file(path: Path, batches: Sequence[pa.RecordBatch], start: in
             lambda batch: batch.schema.equals(schema, check_metadata=True), batches[start:]
         )
     )
-    with pa.OSFile(str(path), "wb") as sink:
-        write_parquet(sink, alike)
+    write_parquet(sink, alike)
     return len(alike)
 
 
@@ -163,11 +190,11 @@ def _read_arrow(content: pa.Buffer) -> list[pa.RecordBatch]:
         return [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
 
-def _write_arrow_file(path: Path, batches: Sequence[pa.RecordBatch], start: int) -> int:
+def _write_arrow_rows(sink: pa.NativeFile, batches: Sequence[pa.RecordBatch], start: int) -> int:
     """Writes as many of the batches as fit into one file; returns how many."""
     schema = batches[start].schema
     count = 0
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+    with pa.ipc.new_file(sink, schema) as writer:
         for batch in batches[start:]:
             if count and not batch.schema.equals(schema, check_metadata=True):
                 break
@@ -182,8 +209,8 @@ def _write_arrow_file(path: Path, batches: Sequence[pa.RecordBatch], start: int)
 
 
 _WRITERS: Final = {
-    SpillFormat.ARROW: _write_arrow_file,
-    SpillFormat.PARQUET: _write_parquet_file,
+    SpillFormat.ARROW: _write_arrow_rows,
+    SpillFormat.PARQUET: _write_parquet_rows,
 }
 _READERS: Final = {SpillFormat.ARROW: _read_arrow, SpillFormat.PARQUET: read_parquet}
 

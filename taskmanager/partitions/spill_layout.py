@@ -14,7 +14,6 @@ rows.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +22,16 @@ from typing import Any, Final
 import msgpack
 
 from common.elements import ControlElement
-from penstock.errors import InvariantViolation, StoreCorrupt, TaskFailure
+from common.spill_paths import job_path, partition_path, subpartition_path
+from penstock.errors import StoreCorrupt, TaskFailure
 from penstock.partition_id import PartitionId
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from taskmanager.network.frames import FrameError
 from taskmanager.network.messages import decode_control, encode_control
 from taskmanager.partitions.spill_format import SpillFormat
 
-INDEX_NAME: Final = "index"
 INDEX_FORMAT: Final = FrameFormat("an index of a result partition", b"PSTKPART", 2)
 """Version 1 knew Arrow files only."""
-_SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class SpillFailed(TaskFailure):
@@ -109,26 +107,19 @@ class PartitionIndex:
         return sum(file.size_bytes for part in self.subpartitions for file in part.files)
 
 
-def can_be_kept(job_id: str, partition_id: PartitionId) -> bool:
-    """Whether there may be a directory for these names, which a peer has told."""
-    names = (job_id, partition_id.edge_id)
-    return all(_SAFE_NAME.fullmatch(name) is not None for name in names)
-
-
 def job_directory(root: Path, job_id: str) -> Path:
     """Everything that is kept for a job."""
-    return root / _safe(job_id)
+    return root / job_path(job_id)
 
 
 def partition_directory(root: Path, job_id: str, partition_id: PartitionId) -> Path:
     """Everything that is kept of a partition."""
-    result = f"{_safe(partition_id.edge_id)}-{partition_id.attempt}"
-    return job_directory(root, job_id) / result / f"part={partition_id.subtask_index}"
+    return root / partition_path(job_id, partition_id)
 
 
 def subpartition_directory(partition: Path, subpartition_index: int) -> Path:
     """The files of a subpartition, below the directory of its partition."""
-    return partition / f"sub={subpartition_index}"
+    return Path(subpartition_path(str(partition), subpartition_index))
 
 
 def file_name(sequence: int, spill_format: SpillFormat = SpillFormat.ARROW) -> str:
@@ -158,7 +149,7 @@ def encode_index(index: PartitionIndex) -> bytes:
     return encode_frame(INDEX_FORMAT, packed)
 
 
-def decode_index(content: bytes, path: Path) -> PartitionIndex:
+def decode_index(content: bytes, path: Path | str) -> PartitionIndex:
     """Inverse of ``encode_index``.
 
     Raises:
@@ -220,10 +211,3 @@ def _check(index: PartitionIndex) -> None:
         rows: Sequence[int] = [part.first_row, *(row for row, _ in part.controls), row]
         if any(before > after for before, after in itertools.pairwise(rows)):
             raise ValueError(f"control elements of subpartition {number} are out of order")
-
-
-def _safe(name: str) -> str:
-    """The name as part of a path."""
-    if not _SAFE_NAME.fullmatch(name):
-        raise InvariantViolation(f"{name!r} cannot be the name of a directory")
-    return name

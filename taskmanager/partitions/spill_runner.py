@@ -16,23 +16,19 @@ import pyarrow as pa
 import structlog
 from typing_extensions import override
 
-from penstock.errors import StoreCorrupt, StreamError
+from penstock.errors import StoreCorrupt, StoreTransient, StreamError
 from penstock.partition_id import PartitionId
+from penstock.storage.object_store import ObjectStore
+from penstock.storage.open_store import open_store
 from taskmanager.network.transport import Post
 from taskmanager.partitions.exchange_cache import WrittenFiles
 from taskmanager.partitions.kept_partition import PartitionFiles
 from taskmanager.partitions.kept_subpartition import SubpartitionFiles
-from taskmanager.partitions.sealed_store import remove_partition, write_index
+from taskmanager.partitions.shared_partitions import CompleteFiles
 from taskmanager.partitions.spill_counts import SPILL
-from taskmanager.partitions.spill_files import read_spill_file, spill_failed, write_spill_files
 from taskmanager.partitions.spill_format import ARROW_FILES, FormatChoice
-from taskmanager.partitions.spill_layout import (
-    PartitionIndex,
-    SpillFile,
-    SubpartitionIndex,
-    partition_directory,
-    subpartition_directory,
-)
+from taskmanager.partitions.spill_layout import PartitionIndex, SpillFile, SubpartitionIndex
+from taskmanager.partitions.spill_places import LocalPlace, PartitionPlace, SharedPlace
 from taskmanager.partitions.subpartition_log import LogFile
 
 _log = structlog.get_logger()
@@ -43,43 +39,74 @@ Submit = Callable[[Callable[[], None]], object]
 
 
 class SpillRunner:
-    """The spill directory as one slot process uses it.
+    """The spill directory, and shared storage, as one slot process uses them.
 
     Args:
         root: the spill directory of the TaskManager.
         job_id: of the slot's job.
         submit: runs a call on an I/O thread.
         post: adds mail to the slot's mailbox.
+        open_store: the store of a name.
     """
 
-    def __init__(self, root: Path, job_id: str, submit: Submit, post: Post) -> None:
+    def __init__(
+        self,
+        root: Path,
+        job_id: str,
+        submit: Submit,
+        post: Post,
+        open_store: Callable[[str], ObjectStore] = open_store,
+    ) -> None:
         self._root = root
         self._job_id = job_id
         self._submit = submit
         self._post = post
+        self._open_store = open_store
+        self._stores: dict[str, ObjectStore] = {}
 
     def partition(
-        self, partition_id: PartitionId, choice: FormatChoice = ARROW_FILES
+        self, partition_id: PartitionId, choice: FormatChoice = ARROW_FILES, shared: str = ""
     ) -> PartitionFiles:
-        """The files of a partition, and how they are written."""
-        return _Files(self._root, self._job_id, partition_id, choice, self._submit, self._post)
+        """The files of a partition.
+
+        Args:
+            partition_id: which.
+            choice: how they are written.
+            shared: name of the shared storage that they lie on; "" = the disk of the TaskManager.
+        """
+        place: PartitionPlace
+        if shared:
+            place = self._shared_place(partition_id, choice, shared)
+        else:
+            place = LocalPlace(self._root, self._job_id, partition_id, choice)
+        return _Files(place, self._job_id, partition_id, self._submit, self._post)
+
+    def complete(self, partition_id: PartitionId, shared: str) -> CompleteFiles:
+        """The files of a partition that has been completed on shared storage."""
+        place = self._shared_place(partition_id, ARROW_FILES, shared)
+        return _CompleteFiles(place, self._job_id, partition_id, self._submit, self._post)
+
+    def _shared_place(
+        self, partition_id: PartitionId, choice: FormatChoice, shared: str
+    ) -> SharedPlace:
+        store = self._stores.get(shared)
+        if store is None:
+            store = self._stores[shared] = self._open_store(shared)
+        return SharedPlace(store, shared, self._job_id, partition_id, choice)
 
 
 class _Files(PartitionFiles):
     def __init__(
         self,
-        root: Path,
+        place: PartitionPlace,
         job_id: str,
         partition_id: PartitionId,
-        choice: FormatChoice,
         submit: Submit,
         post: Post,
     ) -> None:
-        self.directory = partition_directory(root, job_id, partition_id)
-        self._root = root
+        self.place = place
         self._job_id = job_id
         self._partition_id = partition_id
-        self.choice = choice
         self._submit = submit
         self._post = post
         self._writes = 0
@@ -100,10 +127,7 @@ class _Files(PartitionFiles):
         index = PartitionIndex(self._job_id, self._partition_id, subpartitions)
 
         def write() -> PartitionIndex:
-            try:
-                write_index(self._root, index)
-            except OSError as error:
-                raise spill_failed(self.directory, error) from error
+            self.place.seal(index)
             return index
 
         self.write(write, on_sealed, on_failed)
@@ -112,7 +136,7 @@ class _Files(PartitionFiles):
     def remove(self) -> None:
         self._is_removed = True
         if self._has_written and not self._writes:
-            self.clean(partial(remove_partition, self.directory))
+            self.clean(self.place.remove)
 
     def write(
         self,
@@ -160,7 +184,7 @@ class _Files(PartitionFiles):
             except StreamError as error:
                 self._post(partial(on_failed, error))
             except Exception as error:  # noqa: BLE001 - a thread's boundary: the attempt fails with it
-                failure = StoreCorrupt(f"{self.directory}: {type(error).__name__}: {error}")
+                failure = StoreCorrupt(f"{self.place.name}: {type(error).__name__}: {error}")
                 failure.__cause__ = error
                 self._post(partial(on_failed, failure))
             else:
@@ -168,13 +192,30 @@ class _Files(PartitionFiles):
 
         self._submit(call)
 
+    def read(
+        self,
+        subpartition: int,
+        file: SpillFile,
+        on_read: Callable[[list[pa.RecordBatch]], None],
+        on_failed: Callable[[StreamError], None],
+    ) -> None:
+        """Reads the batches of a file."""
+
+        def read(timed: tuple[list[pa.RecordBatch], float]) -> None:
+            batches, seconds = timed
+            SPILL.add_read(file.size_bytes, seconds)
+            on_read(batches)
+
+        work = partial(self.place.read, subpartition, file)
+        self.run(partial(_timed, work), read, on_failed)
+
     def clean(self, work: Callable[[], None]) -> None:
         """Removes something on an I/O thread; what cannot be removed is logged, and nothing else."""
 
         def call() -> None:
             try:
                 work()
-            except OSError as error:
+            except (OSError, StoreTransient) as error:
                 _log.warning(
                     "partition.removal_failed",
                     job_id=self._job_id,
@@ -187,8 +228,9 @@ class _Files(PartitionFiles):
 
 class _SubpartitionFiles(SubpartitionFiles):
     def __init__(self, files: _Files, index: int) -> None:
+        self.need_local_disk = files.place.needs_local_disk
         self._files = files
-        self._directory = subpartition_directory(files.directory, index)
+        self._index = index
 
     @override
     def write(
@@ -199,9 +241,7 @@ class _SubpartitionFiles(SubpartitionFiles):
         on_written: Callable[[WrittenFiles], None],
         on_failed: Callable[[StreamError], None],
     ) -> None:
-        work = partial(
-            write_spill_files, self._directory, sequence, first_row, batches, self._files.choice
-        )
+        work = partial(self._files.place.write, self._index, sequence, first_row, batches)
 
         def written(timed: tuple[WrittenFiles, float]) -> None:
             files, seconds = timed
@@ -217,23 +257,32 @@ class _SubpartitionFiles(SubpartitionFiles):
         on_read: Callable[[list[pa.RecordBatch]], None],
         on_failed: Callable[[StreamError], None],
     ) -> None:
-        path = self._directory / file.file.name
-
-        def read(timed: tuple[list[pa.RecordBatch], float]) -> None:
-            batches, seconds = timed
-            SPILL.add_read(file.file.size_bytes, seconds)
-            on_read(batches)
-
-        work = partial(read_spill_file, path, file.file)
-        self._files.run(partial(_timed, work), read, on_failed)
+        self._files.read(self._index, file.file, on_read, on_failed)
 
     @override
     def unlink(self, files: Sequence[SpillFile]) -> None:
-        def unlink() -> None:
-            for file in files:
-                (self._directory / file.name).unlink(missing_ok=True)
+        self._files.clean(partial(self._files.place.unlink, self._index, files))
 
-        self._files.clean(unlink)
+
+class _CompleteFiles(_Files, CompleteFiles):
+    def __init__(
+        self,
+        place: SharedPlace,
+        job_id: str,
+        partition_id: PartitionId,
+        submit: Submit,
+        post: Post,
+    ) -> None:
+        super().__init__(place, job_id, partition_id, submit, post)
+        self._shared = place
+
+    @override
+    def index(
+        self,
+        on_read: Callable[[PartitionIndex], None],
+        on_failed: Callable[[StreamError], None],
+    ) -> None:
+        self.run(self._shared.index, on_read, on_failed)
 
 
 def _timed(work: Callable[[], _T]) -> tuple[_T, float]:

@@ -92,6 +92,7 @@ class DataExchange:
             config.network_credit_bytes,
             clock.monotonic_ns,
             partition_wait_ms,
+            self._partitions.shared,
         )
 
     # ------------------------------------------------------------ life

@@ -61,6 +61,7 @@ class Story(JobStory):
         slots_per_taskmanager: int = 1,
         first_attempt: int = 0,
         restored: RestoredCheckpoint | None = None,
+        shares_spill: bool = False,
     ) -> None:
         make = partial(_coordinator, CheckpointSettings(interval_ms=1_000)) if checkpoints else None
         restart = RestartSettings(FixedDelay(attempts, 500))
@@ -70,6 +71,7 @@ class Story(JobStory):
             make,
             first_attempt=first_attempt,
             is_recovered=first_attempt > 0,
+            shares_spill=shares_spill,
         )
         super().__init__(plan, options, slots_per_taskmanager)
         self.restored = restored

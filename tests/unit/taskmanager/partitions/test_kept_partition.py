@@ -56,9 +56,11 @@ class Case:
         memory_max: int = 1 << 20,
         disk_max: int = 0,
         cache: ExchangeCache | None = None,
+        is_shared: bool = False,
         **values: Any,
     ) -> None:
         self.files = PendingFiles()
+        self.files.need_local_disk = not is_shared
         self.load = PartitionLoad()
         self.errors: list[Exception] = []
         self.woken = 0
@@ -567,6 +569,24 @@ def test_a_blocking_partition_fails_when_it_has_waited_for_the_disk_in_vain(
     assert "taskmanager.spill.wait-timeout" in str(error)
     assert "StoreFull" in cause_chain(error), "the label of the failure says that space ran out"
     assert not case.files.pending
+
+
+@pytest.mark.parametrize("spilling", [Spilling.STOPPED, Spilling.GIVEN_UP])
+def test_what_goes_to_shared_storage_knows_no_limit_of_the_disk(spilling: Spilling) -> None:
+    case = Case(Retention.BLOCKING, memory_max=400, disk_max=10, is_shared=True)
+    local = Case(Retention.BLOCKING, cache=case.cache)
+    local.emit()
+    case.cache.set_spilling(spilling)
+    case.emit(4)
+    case.files.run()
+    local.subpartition.seal()
+    case.subpartition.seal()
+    case.files.run()
+    assert case.subpartition.is_on_disk
+    assert len(case.files.files) >= 1
+    assert (case.errors, case.cache.disk_bytes) == ([], 0)
+    assert not local.files.pending
+    assert len(local.errors) == (spilling is Spilling.GIVEN_UP)
 
 
 def test_a_caching_partition_goes_on_waiting_for_its_reader_when_the_disk_stays_full() -> None:

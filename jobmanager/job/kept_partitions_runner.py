@@ -1,0 +1,86 @@
+"""Finds and removes what a job's attempts have left behind: with TaskManagers, or on shared storage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jobmanager.graph.deployment import Endpoint
+from jobmanager.graph.execution_attempt import AttemptKey
+from jobmanager.messages import job_effects, job_events
+from jobmanager.partitions.partition_tracker import SHARED_STORAGE
+from jobmanager.rpc.graph_convert import endpoint_of, partition_id
+from jobmanager.scheduler.cluster_runner import ClusterRunner
+from penstock.errors import StreamError, TaskManagerLost
+from penstock.partition_id import PartitionId
+
+
+class KeptPartitionsRunner:
+    """The complete partitions of one job.
+
+    Args:
+        job_id: whose they are.
+        cluster: TaskManagers and shared storage.
+        post: adds an event of the job.
+        log: of the job.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        cluster: ClusterRunner,
+        post: Callable[[job_events.JobEvent], object],
+        log: Any,
+    ) -> None:
+        self._job_id = job_id
+        self._cluster = cluster
+        self._post = post
+        self._log = log
+
+    @property
+    def shared_uri(self) -> str:
+        """Where blocking partitions are written to; "" = TaskManagers keep them."""
+        shared = self._cluster.partitions.shared
+        return "" if shared is None else shared.uri
+
+    async def locate(self, effect: job_effects.LocatePartitions) -> None:
+        """Says which of what an earlier JobManager's attempts have left is still there."""
+        wanted = {_id_of(*one): one for one in effect.partitions}
+        found = await self._cluster.partitions.locate(self._job_id, wanted.keys())
+        self._log.info("partitions.located", found=len(found), wanted=len(wanted))
+        located = []
+        for partition, holder in found.items():
+            try:
+                endpoint = self._endpoint_of(holder)
+            except TaskManagerLost:
+                continue  # nobody serves what it holds
+            located.append(job_events.LocatedPartition(holder, endpoint, *wanted[partition]))
+        self._post(job_events.PartitionsLocated(effect.attempt, tuple(located)))
+
+    def _endpoint_of(self, holder: str) -> Endpoint:
+        if holder == SHARED_STORAGE:
+            return Endpoint("")  # nobody serves it
+        return endpoint_of(self._cluster.client(holder).partition_endpoint)
+
+    async def release(self, effect: job_effects.ReleasePartitions) -> None:
+        """Removes partitions. A TaskManager that does not hear of it is told when its heartbeat names them; what
+        is left on shared storage goes with the job, or is swept when another JobManager leads."""
+        shared = self._cluster.partitions.shared
+        if effect.taskmanager_id == SHARED_STORAGE:
+            if shared is not None:
+                await shared.release(self._job_id, [_id_of(*one) for one in effect.partitions])
+            return
+        try:
+            client = self._cluster.client(effect.taskmanager_id)
+            released = [partition_id(*one) for one in effect.partitions]
+            await client.release_partitions(self._job_id, released)
+        except StreamError as error:
+            self._log.warning(
+                "partitions.not_released",
+                taskmanager_id=effect.taskmanager_id,
+                reason=str(error),
+            )
+
+
+def _id_of(edge_id: str, producer: AttemptKey) -> PartitionId:
+    return PartitionId(edge_id, producer.vertex, producer.subtask_index, producer.attempt)

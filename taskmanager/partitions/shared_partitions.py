@@ -1,0 +1,197 @@
+"""Complete partitions on shared storage as a consumer's own process reads them (pure).
+
+Nobody serves them: the index is read, then file after file, the next one while one is being taken. What is
+not there, or damaged, is a partition that is not available, because its producer can make it again; storage that does
+not answer is a connection that is lost, which is tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.errors import PartitionUnavailable, StoreTransient, StreamError
+from penstock.partition_id import PartitionId
+from taskmanager.network.batch_codec import SizeEstimator
+from taskmanager.network.partition_registry import PartitionRequest, PartitionSource
+from taskmanager.network.subpartition import PreparedBatch, SubpartitionReader, SubpartitionView
+from taskmanager.partitions.sealed_elements import ElementCursor, Elements, check_readable
+from taskmanager.partitions.spill_layout import PartitionIndex, SpillFile
+
+
+class CompleteFiles(Protocol):
+    """The files of a complete partition; one of the two callbacks of a call follows from the mailbox."""
+
+    def index(
+        self,
+        on_read: Callable[[PartitionIndex], None],
+        on_failed: Callable[[StreamError], None],
+    ) -> None:
+        """Reads what it holds."""
+
+    def read(
+        self,
+        subpartition: int,
+        file: SpillFile,
+        on_read: Callable[[list[pa.RecordBatch]], None],
+        on_failed: Callable[[StreamError], None],
+    ) -> None:
+        """Reads the batches of a file."""
+
+
+class SharedPartitions(PartitionSource):
+    """Those below one place.
+
+    Args:
+        name: of the place, for messages.
+        files_of: the files of a partition.
+    """
+
+    def __init__(self, name: str, files_of: Callable[[PartitionId], CompleteFiles]) -> None:
+        self._name = name
+        self._files_of = files_of
+        self._wanted: list[PartitionRequest] = []
+
+    @override
+    def request(self, request: PartitionRequest) -> None:
+        self._wanted.append(request)
+        files = self._files_of(request.partition_id)
+        files.index(partial(self._found, request, files), partial(self._failed, request))
+
+    @override
+    def withdraw(self, request: PartitionRequest) -> None:
+        if request in self._wanted:
+            self._wanted.remove(request)
+
+    def _found(
+        self, request: PartitionRequest, files: CompleteFiles, index: PartitionIndex
+    ) -> None:
+        if request not in self._wanted:
+            return
+        self._wanted.remove(request)
+        try:
+            check_readable(index, request.subpartition_index, request.first_row)
+        except PartitionUnavailable as error:
+            request.refused(error)
+            return
+        view = _SharedView(index, files, request, lambda error: _tell(request, self._name, error))
+        request.attached(view)
+        view.attach(request.reader)
+
+    def _failed(self, request: PartitionRequest, error: StreamError) -> None:
+        if request in self._wanted:
+            self._wanted.remove(request)
+            _tell(request, self._name, error)
+
+
+def _tell(request: PartitionRequest, name: str, error: StreamError) -> None:
+    if isinstance(error, StoreTransient):
+        request.lost(f"{name} cannot be read now: {error}")
+        return
+    wanted = request.partition_id
+    request.refused(
+        PartitionUnavailable(
+            f"partition {wanted} cannot be read from {name} (is it the same place for all TaskManagers?): {error}",
+            partition=wanted,
+        )
+    )
+
+
+class _SharedView(SubpartitionView):
+    """One consumer's place."""
+
+    def __init__(
+        self,
+        index: PartitionIndex,
+        files: CompleteFiles,
+        request: PartitionRequest,
+        on_failed: Callable[[StreamError], None],
+    ) -> None:
+        self._files = files
+        self._subpartition = request.subpartition_index
+        part = index.subpartitions[self._subpartition]
+        self._cursor = ElementCursor(part, request.first_row)
+        self._elements: Elements = self._cursor.before()
+        self._on_failed = on_failed
+        self._sizes = SizeEstimator()
+        self._reader: SubpartitionReader | None = None
+        self._waiting: tuple[int, PreparedBatch] | None = None
+        self._next = 0
+        """Of the cursor's files, the one behind that whose elements are sent."""
+        self._ahead: list[pa.RecordBatch] | None = None
+        """Its batches, once they are there."""
+        self._is_reading = self._is_behind = False
+
+    @override
+    def attach(self, reader: SubpartitionReader) -> None:
+        self._reader = reader
+        self._read_ahead()
+        self.serve()
+
+    @override
+    def serve(self) -> None:
+        while (reader := self._reader) is not None and self._send(reader):
+            pass
+
+    def _send(self, reader: SubpartitionReader) -> bool:
+        """Sends one element; False when there is no credit, or nothing at the moment."""
+        if self._waiting is None:
+            row, element = next(self._elements, (0, None))
+            if element is None:
+                return self._go_on()
+            if not isinstance(element, pa.RecordBatch):
+                reader.send_control(element)
+                return True
+            self._waiting = row, reader.prepare(element, self._sizes.size_bytes(element))
+        row, prepared = self._waiting
+        if not reader.may_send(prepared.charge_bytes):
+            return False
+        self._waiting = None
+        reader.send_batch(prepared, row)
+        return True
+
+    def _go_on(self) -> bool:
+        """Turns to the next file, where it is there, or to what is behind the last."""
+        if self._next == len(self._cursor.files):
+            has_more = not self._is_behind
+            self._is_behind = True
+            self._elements = self._cursor.behind() if has_more else iter(())
+            return has_more
+        if self._ahead is None:
+            return False
+        self._elements = self._cursor.of_file(self._cursor.files[self._next], self._ahead)
+        self._next, self._ahead = self._next + 1, None
+        self._read_ahead()
+        return True
+
+    def _read_ahead(self) -> None:
+        if self._is_reading or self._next == len(self._cursor.files):
+            return
+        self._is_reading = True
+        file = self._cursor.files[self._next]
+        self._files.read(self._subpartition, file, self._have_read, self._have_failed)
+
+    def _have_read(self, batches: list[pa.RecordBatch]) -> None:
+        self._is_reading = False
+        if self._reader is not None:
+            self._ahead = batches
+            self.serve()
+
+    def _have_failed(self, error: StreamError) -> None:
+        self._is_reading = False
+        if self._reader is not None:
+            self.detach(is_complete=False)
+            self._on_failed(error)
+
+    @override
+    def detach(self, *, is_complete: bool) -> None:
+        self._reader = self._waiting = self._ahead = None
+        self._elements = iter(())
+
+    @override
+    def connection_lost(self, reason: str) -> None:
+        self.detach(is_complete=False)

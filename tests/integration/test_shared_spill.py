@@ -1,0 +1,116 @@
+"""Aim: what is complete on shared storage needs no TaskManager: the loss of one repeats nothing that was done, nothing of
+it stays behind, and no JobManager removes what is not its cluster's.
+
+Method: real daemons; TaskManagers and JobManagers are killed between the stages of a batch job, whose output is compared
+with what plain Python makes of the input.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.client.client import Client
+from tests.support.processes import DaemonCluster, site, wait_ended, wait_in_directory
+from tests.support.staged_job import StagedJob, kill_taskmanager
+from tests.support.watched_job import Placed, Subtask
+
+pytestmark = [pytest.mark.integration]
+
+
+def start(cluster: DaemonCluster, shared: str, spill_format: str = "arrow") -> None:
+    options = {
+        "taskmanager.spill.format": spill_format,
+        "heartbeat.interval": "100ms",
+        "heartbeat.timeout": "2s",
+    }
+    if shared:
+        options["taskmanager.spill.shared-dir"] = shared
+    arguments = [part for key, value in options.items() for part in ("-D", f"{key}={value}")]
+    cluster.start(*arguments, taskmanagers=2, slots=2)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[DaemonCluster]:
+    with site(tmp_path / "site") as place:
+        daemons = DaemonCluster(place)
+        yield daemons
+        daemons.stop()
+        daemons.assert_nothing_left()
+
+
+def attempts(subtasks: dict[Subtask, Placed], vertex: str) -> set[int]:
+    return {one.attempt for key, one in subtasks.items() if key[0] == vertex}
+
+
+def files(shared: Path) -> list[Path]:
+    """Of all clusters."""
+    return sorted(path for path in shared.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    "spill_format", ["arrow", pytest.param("parquet", marks=pytest.mark.chaos)]
+)
+def test_a_lost_taskmanager_repeats_nothing_of_a_complete_stage(
+    cluster: DaemonCluster, tmp_path: Path, spill_format: str
+) -> None:
+    shared, foreign = tmp_path / "shared", tmp_path / "shared" / "of-another-cluster" / "job" / "x"
+    foreign.parent.mkdir(parents=True)
+    foreign.touch()
+    start(cluster, str(shared), spill_format)
+    staged = StagedJob(tmp_path)
+    with Client(cluster.jobmanager) as client, staged.submit(cluster, client) as job:
+        before = staged.await_second_stage(job)
+        assert {path.suffix for path in files(shared)} == {f".{spill_format}", ""}
+        assert client.partitions() == [], "no TaskManager holds anything"
+        kill_taskmanager(cluster, before["v0", 0].taskmanager_id)
+        job.await_that(lambda details: details.summary.restarts, "that something begins again")
+        staged.gate.touch()
+        job.finish()
+        after = job.placed()
+    staged.check()
+    assert attempts(after, "v0") == {0}
+    assert attempts(after, "v1") != {0}
+    wait_in_directory(shared, lambda: files(shared) == [foreign], "that all of the job is removed")
+
+
+def test_without_shared_storage_it_is_made_again(cluster: DaemonCluster, tmp_path: Path) -> None:
+    """That the test above can tell the difference."""
+    start(cluster, "")
+    staged = StagedJob(tmp_path)
+    with Client(cluster.jobmanager) as client, staged.submit(cluster, client) as job:
+        before = staged.await_second_stage(job)
+        kill_taskmanager(cluster, before["v0", 0].taskmanager_id)
+        job.await_that(lambda details: details.summary.restarts, "that something begins again")
+        staged.gate.touch()
+        job.finish()
+        after = job.placed()
+    staged.check()
+    assert attempts(after, "v0") != {0}
+
+
+def test_a_new_jobmanager_sweeps_what_no_job_has(cluster: DaemonCluster, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    start(cluster, str(shared))
+    staged = StagedJob(tmp_path)
+    with Client(cluster.jobmanager) as client, staged.submit(cluster, client) as job:
+        staged.await_second_stage(job)
+        staged.gate.touch()
+        job.finish()
+    staged.check()
+    (own,) = shared.iterdir()
+    orphan = own / "a-job-nobody-knows" / "e0-0" / "part=0" / "sub=0" / "00000000.arrow"
+    orphan.parent.mkdir(parents=True)
+    orphan.touch()
+    foreign = shared / "of-another-cluster" / "job" / "x"
+    foreign.parent.mkdir(parents=True)
+    foreign.touch()
+    jobmanager = cluster.pid("jobmanager")
+    os.kill(jobmanager, signal.SIGKILL)
+    wait_ended(jobmanager)
+    start(cluster, str(shared))
+    wait_in_directory(shared, lambda: files(shared) == [foreign], "that the orphan is swept")
