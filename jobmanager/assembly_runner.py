@@ -26,7 +26,7 @@ from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.bound_port_runner import bind
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.cluster_runner import ClusterRunner
-from jobmanager.scheduler.shared_spill_runner import SharedSpillRunner
+from jobmanager.scheduler.shared_spill_runner import shared_spill
 from jobmanager.servicers.internal_servicer import JobManagerInternalServicer
 from jobmanager.servicers.jobmanager_servicer import JobManagerServicer
 from jobmanager.stores.artifact_store import ArtifactStore
@@ -34,7 +34,6 @@ from jobmanager.stores.directory_lock import DirectoryLock
 from jobmanager.stores.drains_store import DrainsStore
 from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.leader_store import LeaderStore
-from jobmanager.stores.shared_spill_store import open_shared_spill
 from penstock.client.credentials import make_own_token
 from penstock.config import Configuration
 from penstock.pb import client_pb2_grpc
@@ -151,7 +150,9 @@ async def leading(
         results = ResultsStore()
         labels = load_failure_labels(config.jobmanager_failure_enrichers)
         cluster = ClusterRunner(config, _connect(config, token, leader, tls), clock)
-        cluster.partitions.shared = await _shared_spill(config, leader)
+        cluster.partitions.shared = shared_spill(
+            config.taskmanager_spill_shared_dir, leader.cluster_id
+        )
         dispatcher = DispatcherRunner(config, cluster, artifacts, store, results, clock, labels)
         drains = _drains(dispatcher, cluster, kept, leader)
         server = jobmanager_server(config, token, tls)
@@ -190,12 +191,6 @@ def _serve(
     server.serve(
         partial(internal_pb2_grpc.add_JobManagerInternalServicer_to_server, for_taskmanagers)
     )
-
-
-async def _shared_spill(config: Configuration, leader: LeaderStore) -> SharedSpillRunner | None:
-    directory = config.taskmanager_spill_shared_dir
-    store = await asyncio.to_thread(open_shared_spill, directory, leader.cluster_id)
-    return None if store is None else SharedSpillRunner(store)
 
 
 @asynccontextmanager

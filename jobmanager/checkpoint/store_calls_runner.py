@@ -31,10 +31,14 @@ class StoreCallsRunner:
         owner: for names of threads and messages.
         timeout_ms: how long each may take.
         changed: called when ``hanging`` or ``given_up`` has changed.
+        limit_key: the setting that the limit is of, if any.
     """
 
-    def __init__(self, owner: str, timeout_ms: int, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, owner: str, timeout_ms: int, changed: Callable[[], None], limit_key: str = ""
+    ) -> None:
         self._owner = owner
+        self._limit = f"{limit_key}, " if limit_key else ""
         self._timeout_ms = timeout_ms
         self._changed = changed
         self.hanging = 0
@@ -107,8 +111,7 @@ class StoreCallsRunner:
         if is_given_up:
             raise StoreSilent(
                 f"storage has not answered: call {what!r} for {self._owner} was given up on (at the latest "
-                f"after execution.checkpointing.timeout, {self._timeout_ms} ms); see whether its disk or "
-                "its mount hangs"
+                f"after {self._limit}{self._timeout_ms} ms); see whether its disk or its mount hangs"
             )
         return answer.result()
 

@@ -192,6 +192,7 @@ class DispatcherRunner:
         await self._artifacts.find_missing(artifact.id for artifact in graph.artifacts)
         job = describe(job_id, graph, self._config, self._artifacts, self._cluster.facts)
         await self._checks.check_directory(job)
+        await self._checks.check_shared_spill(job, self._cluster.partitions.shared)
         if start is not None:
             check_takes_checkpoints(job)
         # While that was waited for, it may have come once more.

@@ -12,8 +12,9 @@ from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSile
 from jobmanager.dispatcher.job_start_runner import JobStart, prepare_start, starts_from
 from jobmanager.dispatcher.known_jobs import KnownJobs
 from jobmanager.job.job_description import JobDescription, check_checkpoint_directory
+from jobmanager.scheduler.shared_spill_runner import SharedSpillRunner
 from penstock.config import Configuration
-from penstock.errors import JobRejected
+from penstock.errors import JobRejected, StoreTransient, Unrecoverable
 from penstock.pb import graph_pb2
 
 CHECK_TIMEOUT_MS: Final = 20_000  # less than clients wait for an answer
@@ -75,6 +76,26 @@ class SubmissionChecksRunner:
             which = f"{job.checkpoint_directory}, where its checkpoints are to be kept,"
             check = partial(check_checkpoint_directory, job)
             await self._call("check", job.graph.name, which, check)
+
+    async def check_shared_spill(
+        self, job: JobDescription, shared: SharedSpillRunner | None
+    ) -> None:
+        """Sees whether the shared storage of blocking exchanges can be written, where the job has such.
+
+        Raises:
+            JobRejected: it cannot.
+        """
+        if shared is None or not job.writes_blocking:
+            return
+        which = f"{shared.uri}, where its blocking exchanges are to be kept,"
+        try:
+            await self._call("check", job.graph.name, which, shared.check_writable)
+        except (StoreTransient, Unrecoverable) as error:
+            raise JobRejected(
+                f"job {job.graph.name!r}: its blocking exchanges cannot be kept in {shared.uri}: {error}; set "
+                "taskmanager.spill.shared-dir of the JobManager to a directory or prefix that it and every "
+                "TaskManager can write, or to nothing"
+            ) from error
 
     async def _call(
         self, what: str, name: str, which: str, work: Callable[[], _ResultT]

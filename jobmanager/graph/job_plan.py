@@ -83,6 +83,11 @@ class EdgePlan:
         """True where its partitions outlive the job."""
         return not self.target
 
+    @property
+    def may_be_shared(self) -> bool:
+        """True where what is complete may lie on shared storage: it is read afterwards only, and goes with the job."""
+        return self.exchange is Exchange.BLOCKING and not self.is_persisted
+
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:

@@ -34,7 +34,9 @@ class JobCallsRunner:
         self._job_id = job_id
         self._gauges = gauges
         self.timeout_ms = timeout_ms
-        self.calls = StoreCallsRunner(f"job {job_id}", timeout_ms, self._note_calls)
+        self.calls = StoreCallsRunner(
+            f"job {job_id}", timeout_ms, self._note_calls, "execution.checkpointing.timeout"
+        )
         self.ended = asyncio.Event()
         self._until_end: dict[asyncio.Future[None], None] = {}
 

@@ -66,6 +66,11 @@ class JobDescription:
         return substore(root, self.job_id) if root else ""
 
     @property
+    def writes_blocking(self) -> bool:
+        """True when shared storage for blocking exchanges is something to it."""
+        return any(edge.may_be_shared for edge in self.plan.edges)
+
+    @property
     def goes_on(self) -> bool:
         """True when what one JobManager has deployed of it can run on under the next."""
         return goes_on(self.graph, self.plan, self.settings)
@@ -110,7 +115,7 @@ class JobDescription:
             exceptions_max=self.config.jobmanager_exception_history_size,
             speculation=self.settings.speculation,
             retains_on_cancellation=self.settings.retains_on_cancellation,
-            shares_spill=shares_spill,
+            shares_spill=shares_spill and self.writes_blocking,
         )
 
     def checkpoint_store(self) -> ObjectStore | None:

@@ -93,7 +93,7 @@ class JobMasterRunner:
         self._publish = publish
         self._end = end
         self._log = structlog.get_logger(__name__).bind(job_id=job.job_id)
-        self._kept = KeptPartitionsRunner(job.job_id, cluster, self.post, self._log)
+        self._kept = KeptPartitionsRunner(job.job_id, job.plan, cluster, self.post, self._log)
         self._messages = DeploymentMessages(
             job.job_id,
             job.graph,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey
+from jobmanager.graph.job_plan import JobPlan
 from jobmanager.messages import job_effects, job_events
 from jobmanager.partitions.partition_tracker import SHARED_STORAGE
 from jobmanager.rpc.graph_convert import endpoint_of, partition_id
@@ -20,6 +21,7 @@ class KeptPartitionsRunner:
 
     Args:
         job_id: whose they are.
+        plan: of the job.
         cluster: TaskManagers and shared storage.
         post: adds an event of the job.
         log: of the job.
@@ -28,11 +30,13 @@ class KeptPartitionsRunner:
     def __init__(
         self,
         job_id: str,
+        plan: JobPlan,
         cluster: ClusterRunner,
         post: Callable[[job_events.JobEvent], object],
         log: Any,
     ) -> None:
         self._job_id = job_id
+        self._shared_edges = frozenset(edge.id for edge in plan.edges if edge.may_be_shared)
         self._cluster = cluster
         self._post = post
         self._log = log
@@ -46,7 +50,7 @@ class KeptPartitionsRunner:
     async def locate(self, effect: job_effects.LocatePartitions) -> None:
         """Says which of what an earlier JobManager's attempts have left is still there."""
         wanted = {_id_of(*one): one for one in effect.partitions}
-        found = await self._cluster.partitions.locate(self._job_id, wanted.keys())
+        found = await self._holders(frozenset(wanted))
         self._log.info("partitions.located", found=len(found), wanted=len(wanted))
         located = []
         for partition, holder in found.items():
@@ -56,6 +60,15 @@ class KeptPartitionsRunner:
                 continue  # nobody serves what it holds
             located.append(job_events.LocatedPartition(holder, endpoint, *wanted[partition]))
         self._post(job_events.PartitionsLocated(effect.attempt, tuple(located)))
+
+    async def _holders(self, wanted: frozenset[PartitionId]) -> Mapping[PartitionId, str]:
+        partitions = self._cluster.partitions
+        if partitions.shared is None:
+            return await partitions.locate(self._job_id, wanted)
+        on_storage = {one for one in wanted if one.edge_id in self._shared_edges}
+        found_there = await partitions.shared.found(self._job_id, on_storage)
+        held = await partitions.locate(self._job_id, wanted - on_storage)
+        return {**held, **dict.fromkeys(found_there, SHARED_STORAGE)}
 
     def _endpoint_of(self, holder: str) -> Endpoint:
         if holder == SHARED_STORAGE:

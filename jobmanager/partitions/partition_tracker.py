@@ -134,8 +134,7 @@ class PartitionTracker:
 
     def _holder_of(self, edge_id: str, attempt: ExecutionAttempt) -> str:
         """Who has what an attempt has written."""
-        edge = self._regions.exchange_of(edge_id)
-        is_shared = edge.exchange is Exchange.BLOCKING and not edge.is_persisted
+        is_shared = self._regions.exchange_of(edge_id).may_be_shared
         return SHARED_STORAGE if self._shares_spill and is_shared else attempt.taskmanager_id
 
     def _producer(self, partition: KeptOutput) -> ExecutionAttempt:

@@ -14,7 +14,6 @@ import structlog
 
 from common.pb import internal_pb2
 from jobmanager.partitions.held_partitions import HeldPartitions, Holdings
-from jobmanager.partitions.partition_tracker import SHARED_STORAGE
 from jobmanager.partitions.promoted import (
     PromotedPart,
     PromotedPartitions,
@@ -85,11 +84,8 @@ class HeldPartitionsRunner:
         """Finds partitions of a job, and waits for TaskManagers that may still register where some are missing.
 
         Returns:
-            The TaskManager of each that is there, or ``SHARED_STORAGE``.
+            The TaskManager of each that is there.
         """
-        if self.shared is not None:
-            found_there = await self.shared.found(job_id, wanted)
-            return dict.fromkeys(found_there, SHARED_STORAGE)
         while True:
             self._changed.clear()
             found = self._held.find(job_id, wanted)

@@ -12,7 +12,7 @@ from typing import Final
 import structlog
 
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
-from jobmanager.stores.shared_spill_store import SharedSpillStore
+from jobmanager.stores.shared_spill_store import SharedSpillStore, open_shared_spill
 from penstock.errors import StreamError
 from penstock.partition_id import PartitionId
 
@@ -36,6 +36,10 @@ class SharedSpillRunner:
     def uri(self) -> str:
         """Its name, as TaskManagers are told."""
         return self._store.uri
+
+    def check_writable(self) -> None:
+        """See ``SharedSpillStore``; blocks."""
+        self._store.check_writable()
 
     async def found(self, job_id: str, wanted: Collection[PartitionId]) -> frozenset[PartitionId]:
         """Which partitions of a job are complete there; none where it does not answer."""
@@ -69,3 +73,13 @@ class SharedSpillRunner:
             return
         if swept:
             self._log.info("partitions.swept", count=len(swept))
+
+
+def shared_spill(directory: str, cluster_id: str) -> SharedSpillRunner | None:
+    """The storage of ``taskmanager.spill.shared-dir``, which nobody has looked at yet; None where there is none.
+
+    Raises:
+        ConfigurationError: it is no absolute path and no URI.
+    """
+    store = open_shared_spill(directory, cluster_id)
+    return None if store is None else SharedSpillRunner(store)

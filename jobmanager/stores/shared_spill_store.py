@@ -29,6 +29,14 @@ class SharedSpillStore:
         self._store = store
         self.uri = uri
 
+    def check_writable(self) -> None:
+        """Says early what the first write would say.
+
+        Raises:
+            StoreTransient, Unrecoverable: nothing can be written there.
+        """
+        self._store.check_writable()
+
     def found(self, job_id: str, wanted: Collection[PartitionId]) -> frozenset[PartitionId]:
         """Which partitions of a job are complete there.
 
@@ -76,7 +84,6 @@ def open_shared_spill(directory: str, cluster_id: str) -> SharedSpillStore | Non
 
     Raises:
         ConfigurationError: it is no absolute path and no URI.
-        StoreTransient: nothing can be written there.
     """
     if not directory:
         return None
@@ -85,6 +92,4 @@ def open_shared_spill(directory: str, cluster_id: str) -> SharedSpillStore | Non
             f"{_KEY}: {directory} must be an absolute path that all machines see, or s3://bucket/prefix"
         )
     uri = substore(directory, cluster_id)
-    store = open_store(uri)
-    store.check_writable()
-    return SharedSpillStore(store, uri)
+    return SharedSpillStore(open_store(uri), uri)

@@ -5,17 +5,30 @@ Method: stories of the job's machine, as those of partial restarts; and the stor
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from common.pb import internal_pb2
 from common.spill_paths import index_path, partition_path
-from jobmanager.graph.execution_attempt import AttemptState
+from jobmanager.dispatcher import submission_checks_runner
+from jobmanager.dispatcher.known_jobs import KnownJobs
+from jobmanager.dispatcher.submission_checks_runner import SubmissionChecksRunner
+from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
+from jobmanager.job.kept_partitions_runner import KeptPartitionsRunner
 from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import JobState
 from jobmanager.partitions.partition_tracker import SHARED_STORAGE
+from jobmanager.scheduler.shared_spill_runner import shared_spill
 from jobmanager.stores.shared_spill_store import SharedSpillStore, open_shared_spill
-from penstock.errors import ConfigurationError
+from penstock.config import Configuration
+from penstock.errors import ConfigurationError, JobRejected
 from penstock.partition_id import PartitionId
 from penstock.storage.local_store import LocalStore
 from penstock.storage.memory_store import MemoryStore
@@ -72,6 +85,83 @@ def test_a_job_that_fails_leaves_nothing_there() -> None:
     effects = story.fail("a0")
     assert story.master.state is JobState.FAILED
     assert job_effects.ReleasePartitions(SHARED_STORAGE) in effects
+
+
+# ---------------------------------------------------------------- at submission
+
+
+def check(directory: Path, *, writes_blocking: bool = True) -> None:
+    """What a submitted job's shared storage is asked."""
+    checks = SubmissionChecksRunner(Configuration(), KnownJobs(1))
+    job = SimpleNamespace(graph=SimpleNamespace(name="totals"), writes_blocking=writes_blocking)
+    asyncio.run(
+        checks.check_shared_spill(cast("Any", job), shared_spill(str(directory), "cluster"))
+    )
+
+
+def test_storage_that_cannot_be_written_is_told_at_submission(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        JobRejected,
+        match=r"'totals': its blocking exchanges .*/file/x/cluster.*Not a dir.*spill\.shared-dir",
+    ):
+        check(tmp_path / "file" / "x")
+    check(tmp_path / "file" / "x", writes_blocking=False)
+    check(tmp_path / "made")
+    assert (tmp_path / "made" / "cluster").is_dir()
+
+
+def test_storage_that_hangs_is_waited_for_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = Event()
+    monkeypatch.setattr(submission_checks_runner, "CHECK_TIMEOUT_MS", 20)
+    monkeypatch.setattr(LocalStore, "check_writable", lambda _: go_on.wait(20))
+    try:
+        with pytest.raises(JobRejected, match=r"where its blocking exchanges .* has not answered"):
+            check(tmp_path)
+    finally:
+        go_on.set()
+
+
+def test_shared_storage_is_looked_at_for_what_it_has_and_taskmanagers_for_the_rest() -> None:
+    plan = drawn("a:1 b:1", "a>b hash blocking")
+    (edge,) = plan.edges
+    persisted = replace(edge, id="kept", target="")
+    asked: dict[str, set[str]] = {}
+
+    class Asked:
+        def __init__(self, where: str) -> None:
+            self.where = where
+
+        async def found(self, _job_id: str, wanted: Collection[PartitionId]) -> set[PartitionId]:
+            asked[self.where] = {one.edge_id for one in wanted}
+            return set(wanted)
+
+        async def locate(
+            self, _job_id: str, wanted: Collection[PartitionId]
+        ) -> dict[PartitionId, str]:
+            asked[self.where] = {one.edge_id for one in wanted}
+            return dict.fromkeys(wanted, "tm")
+
+    partitions: Any = Asked("taskmanagers")
+    partitions.shared = Asked("storage")
+    endpoint = internal_pb2.DataEndpoint(slot_id="partitions", host_id="h", unix_path="/tm")
+    cluster: Any = SimpleNamespace(
+        partitions=partitions, client=lambda _: SimpleNamespace(partition_endpoint=endpoint)
+    )
+    told: list[Any] = []
+    log: Any = SimpleNamespace(info=lambda *_, **__: None)
+    kept = KeptPartitionsRunner(
+        "job", replace(plan, edges=(edge, persisted)), cluster, told.append, log
+    )
+    key = AttemptKey("a", 0, 3)
+    asyncio.run(kept.locate(job_effects.LocatePartitions(7, ((edge.id, key), ("kept", key)))))
+    assert asked == {"storage": {edge.id}, "taskmanagers": {"kept"}}
+    assert {(one.taskmanager_id, one.edge_id) for one in told[0].located} == {
+        (SHARED_STORAGE, edge.id),
+        ("tm", "kept"),
+    }
 
 
 # ---------------------------------------------------------------- the store
