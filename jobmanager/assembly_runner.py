@@ -149,10 +149,7 @@ async def leading(
     try:
         results = ResultsStore()
         labels = load_failure_labels(config.jobmanager_failure_enrichers)
-        cluster = ClusterRunner(config, _connect(config, token, leader, tls), clock)
-        cluster.partitions.shared = shared_spill(
-            config.taskmanager_spill_shared_dir, leader.cluster_id
-        )
+        cluster = _cluster(config, token, leader, tls, clock)
         dispatcher = DispatcherRunner(config, cluster, artifacts, store, results, clock, labels)
         drains = _drains(dispatcher, cluster, kept, leader)
         server = jobmanager_server(config, token, tls)
@@ -230,6 +227,15 @@ def _artifacts(storage: str) -> ArtifactStore:
     """A listing costs the more the larger the bucket, and nobody waits for what is swept."""
     pause_s = _SWEEP_PAUSE_S if is_s3(storage) else 0.0
     return ArtifactStore(open_store(substore(storage, "artifacts")), pause_s)
+
+
+def _cluster(
+    config: Configuration, token: str, leader: LeaderStore, tls: DaemonTls | None, clock: Clock
+) -> ClusterRunner:
+    cluster = ClusterRunner(config, _connect(config, token, leader, tls), clock)
+    spill = shared_spill(config.taskmanager_spill_shared_dir, leader.cluster_id)
+    cluster.partitions.shared = spill
+    return cluster
 
 
 def _connect(

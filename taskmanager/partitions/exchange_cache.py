@@ -166,10 +166,9 @@ class ExchangeCache:
                 return
 
     def _start_write(self) -> bool:
-        is_wanted = self.memory_bytes - self._writing_bytes >= self._spill_above
         if not self._can_spill or self._writes >= WRITES_MAX:
             return False
-        is_stopped = self._spilling is Spilling.STOPPED
+        is_wanted = self.memory_bytes - self._writing_bytes >= self._spill_above
         candidates = [
             member
             for member in self._members
@@ -177,28 +176,20 @@ class ExchangeCache:
             and member.retention.may_spill
             and not member.log.is_writing
             and (is_wanted or member.is_sealing)
-            and not (is_stopped and member.needs_local_disk)
         ]
-        on_disk = [member for member in candidates if member.needs_local_disk]
-        if self._spilling is Spilling.GIVEN_UP and on_disk:
-            candidates = [member for member in candidates if not member.needs_local_disk]
-            self._give_up(
-                on_disk,
-                "the disk of the spill directory had less than taskmanager.spill.min-free left for longer than "
-                "taskmanager.spill.wait-timeout: free space there, or use another taskmanager.spill.dir",
-            )
-        if not candidates:
-            return False
-        member = max(candidates, key=lambda m: (m.is_sealing, m.log.spillable_bytes))
-        size_bytes = min(member.log.spillable_bytes, self._run_bytes_max)
-        is_beyond = self.disk_bytes + self._writing_bytes + size_bytes > self._disk_max
-        if self._disk_max and is_beyond and member.needs_local_disk:
-            self._give_up(
-                on_disk,
-                f"{self.disk_bytes} bytes are spilled, taskmanager.spill.max-size is"
-                f" {self._disk_max}; raise it, or set it to 0 for no limit",
-            )
-            return False
+        while candidates:
+            member = max(candidates, key=lambda m: (m.is_sealing, m.log.spillable_bytes))
+            if member.needs_local_disk and self._keeps_off_disk(member):
+                on_disk = [one for one in candidates if one.needs_local_disk]
+                candidates = [one for one in candidates if not one.needs_local_disk]
+                if self._spilling is not Spilling.STOPPED:
+                    self._give_up(on_disk)
+                continue
+            self._write(member)
+            return True
+        return False
+
+    def _write(self, member: CacheMember) -> None:
         run = member.log.begin_run(self._run_bytes_max)
         assert run is not None, "a member with bytes to spill has batches"
         self._writing_bytes += run.size_bytes
@@ -206,10 +197,27 @@ class ExchangeCache:
         member.write(
             run, lambda files: self._written(member, run, files), lambda: self._not_written(run)
         )
-        return True
 
-    def _give_up(self, candidates: list[CacheMember], reason: str) -> None:
-        """Fails what cannot go on without the disk; nothing is written."""
+    def _keeps_off_disk(self, member: CacheMember) -> bool:
+        """Whether the disk of the TaskManager may not be written to, or not by as much."""
+        if self._spilling is not Spilling.ALLOWED:
+            return True
+        size_bytes = min(member.log.spillable_bytes, self._run_bytes_max)
+        is_beyond = self.disk_bytes + self._writing_bytes + size_bytes > self._disk_max
+        return bool(self._disk_max) and is_beyond
+
+    def _give_up(self, candidates: list[CacheMember]) -> None:
+        """Fails what cannot go on without the disk."""
+        if self._spilling is Spilling.GIVEN_UP:
+            reason = (
+                "the disk of the spill directory had less than taskmanager.spill.min-free left for longer than "
+                "taskmanager.spill.wait-timeout: free space there, or use another taskmanager.spill.dir"
+            )
+        else:
+            reason = (
+                f"{self.disk_bytes} bytes are spilled, taskmanager.spill.max-size is"
+                f" {self._disk_max}; raise it, or set it to 0 for no limit"
+            )
         for member in candidates:
             if member.retention is Retention.BLOCKING and (member.is_sealing or self.is_full):
                 self.leave(member)
