@@ -242,6 +242,7 @@ WITHOUT_DEFAULT = {
     "s3.secret-key": "secret",
     "restart-strategy.type": "fixed-delay",
     "taskmanager.spill.dir": "/var/lib/penstock/spill",
+    "taskmanager.spill.shared-dir": "s3://bucket/spill",
     "taskmanager.spill.blocking-format": "parquet",
     "taskmanager.spill.caching-format": "arrow",
     "high-availability.storageDir": "/var/lib/penstock/shared",
