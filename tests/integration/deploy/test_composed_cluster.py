@@ -216,6 +216,7 @@ TASKMANAGER_METRICS = {
     "slots",
     "slots_free",
     "forkserver_restarts",
+    "gateway_restarts",
     "partition_server_restarts",
     "held_partitions",
     "spill_bytes",

@@ -397,7 +397,7 @@ def test_what_was_said_at_the_end_is_kept(client: FakeClient) -> None:
 def test_override_of_the_command_wins(monkeypatch: pytest.MonkeyPatch, client: FakeClient) -> None:
     addresses: list[str] = []
 
-    def connect(address: str, token: str, *, leader_timeout_s: float) -> FakeClient:
+    def connect(address: str, token: str, *, leader_timeout_s: float, tls: object) -> FakeClient:
         addresses.append(address)
         return client
 
