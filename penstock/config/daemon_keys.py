@@ -144,6 +144,12 @@ class DaemonKeys(BaseModel):
         "exchanges: what is complete there needs no TaskManager any more. The JobManager tells TaskManagers; empty: "
         "each keeps its own on its disk.",
     )
+    taskmanager_spill_shared_timeout_ms: DurationMs = Field(
+        180_000,
+        alias="taskmanager.spill.shared-timeout",
+        description="How long one file may take there and back, with all that `s3.retry.timeout` allows for; then the task "
+        "that writes it fails, and one that reads it asks again.",
+    )
     taskmanager_spill_format: Literal["arrow", "parquet"] = Field(
         "arrow",
         alias="taskmanager.spill.format",

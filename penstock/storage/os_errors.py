@@ -29,11 +29,11 @@ def _reason(error: OSError) -> str:
 def _advice(error: OSError) -> str:
     number = error.errno
     if number in _FULL:
-        return "free space on the disk, or use another execution.checkpointing.dir"
+        return "free space on the disk, or use another directory"
     if number in _DENIED:
         return f"give user {os.geteuid()} access to it"
     if number == errno.EROFS:
-        return "mount the file system writable, or use another execution.checkpointing.dir"
+        return "mount the file system writable, or use another directory"
     if number in (errno.EMFILE, errno.ENFILE):
         return "raise the limit of open files (ulimit -n)"
     if number == errno.EFBIG:

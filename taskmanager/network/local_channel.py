@@ -28,7 +28,7 @@ class LocalChannel(SubpartitionReader, Upstream):
         self._credit = SenderCredit(credit_bytes)
         self._source = source
         self._post = post
-        self._has_read_all = False
+        self._has_read_all = self._is_had = False
         self._view: SubpartitionView | None = None
         self._request: PartitionRequest | None = None
 
@@ -52,7 +52,9 @@ class LocalChannel(SubpartitionReader, Upstream):
             lost=self._lost,
         )
         self._channel.connected(self)
-        self._channel.subscribed()
+        self._is_had = not self._source.may_be_lost
+        if self._is_had:
+            self._channel.subscribed()
         self._source.request(self._request)
 
     def _attached(self, view: SubpartitionView) -> None:
@@ -63,6 +65,12 @@ class LocalChannel(SubpartitionReader, Upstream):
     def _lost(self, reason: str) -> None:
         self._view = self._request = None
         self._channel.connection_lost(reason)
+
+    def _note_arrival(self) -> None:
+        """What may be lost is there when something of it has come."""
+        if not self._is_had:
+            self._is_had = True
+            self._channel.subscribed()
 
     # ------------------------------------------------------------ the producer's side
 
@@ -76,11 +84,13 @@ class LocalChannel(SubpartitionReader, Upstream):
 
     @override
     def send_batch(self, prepared: PreparedBatch, row_offset: int) -> None:
+        self._note_arrival()
         self._credit.spend(prepared.charge_bytes)
         self._channel.batch_arrived(prepared.batch, row_offset, prepared.charge_bytes)
 
     @override
     def send_control(self, element: ControlElement) -> None:
+        self._note_arrival()
         self._channel.control_arrived(element)
 
     @override

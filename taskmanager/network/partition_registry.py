@@ -58,7 +58,13 @@ class PartitionRequest:
 
 
 class PartitionSource(Protocol):
-    """Who has partitions, or will have them."""
+    """Who has partitions, or will have them.
+
+    Attributes:
+        may_be_lost: what it has may be out of reach for a while; consumers ask again, for so long.
+    """
+
+    may_be_lost: bool
 
     def request(self, request: PartitionRequest) -> None:
         """Attaches the reader, now or later, or refuses it."""
@@ -74,6 +80,8 @@ class PartitionRegistry(PartitionSource):
         find_sealed: looks for a partition that its producer has left behind on disk; it may raise
             ``StreamError`` where that is damaged.
     """
+
+    may_be_lost = False
 
     def __init__(
         self, find_sealed: Callable[[PartitionId], ReadablePartition | None] = _none_sealed

@@ -52,6 +52,16 @@ class PartitionFactory:
             self._shared[name] = found
         return found
 
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """Monotonic time at which ``tick`` has something to do; None = nothing waits."""
+        return None if self._spill is None else self._spill.next_deadline_ns
+
+    def tick(self, now_ns: int) -> None:
+        """Ends the waits whose deadline has passed."""
+        if self._spill is not None:
+            self._spill.tick(now_ns)
+
     def set_spilling(self, spilling: Spilling) -> None:
         """Whether kept partitions may be written to disk from now on."""
         self._cache.set_spilling(spilling)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import pyarrow as pa
@@ -50,6 +51,8 @@ class SharedPartitions(PartitionSource):
         name: of the place, for messages.
         files_of: the files of a partition.
     """
+
+    may_be_lost = True
 
     def __init__(self, name: str, files_of: Callable[[PartitionId], CompleteFiles]) -> None:
         self._name = name
@@ -115,7 +118,8 @@ class _SharedView(SubpartitionView):
         self._subpartition = request.subpartition_index
         part = index.subpartitions[self._subpartition]
         self._cursor = ElementCursor(part, request.first_row)
-        self._elements: Elements = self._cursor.before()
+        self._before = self._cursor.before()
+        self._elements: Elements = iter(())
         self._on_failed = on_failed
         self._sizes = SizeEstimator()
         self._reader: SubpartitionReader | None = None
@@ -159,11 +163,13 @@ class _SharedView(SubpartitionView):
         if self._next == len(self._cursor.files):
             has_more = not self._is_behind
             self._is_behind = True
-            self._elements = self._cursor.behind() if has_more else iter(())
+            self._elements = chain(self._before, self._cursor.behind()) if has_more else iter(())
             return has_more
         if self._ahead is None:
             return False
-        self._elements = self._cursor.of_file(self._cursor.files[self._next], self._ahead)
+        file = self._cursor.files[self._next]
+        # What held before the rows comes with them: nothing comes while they are out of reach.
+        self._elements = chain(self._before, self._cursor.of_file(file, self._ahead))
         self._next, self._ahead = self._next + 1, None
         self._read_ahead()
         return True

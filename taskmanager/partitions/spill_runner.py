@@ -24,10 +24,16 @@ from taskmanager.network.transport import Post
 from taskmanager.partitions.exchange_cache import WrittenFiles
 from taskmanager.partitions.kept_partition import PartitionFiles
 from taskmanager.partitions.kept_subpartition import SubpartitionFiles
+from taskmanager.partitions.shared_calls_runner import Mail, SharedCallsRunner
 from taskmanager.partitions.shared_partitions import CompleteFiles
 from taskmanager.partitions.spill_counts import SPILL
 from taskmanager.partitions.spill_format import ARROW_FILES, FormatChoice
-from taskmanager.partitions.spill_layout import PartitionIndex, SpillFile, SubpartitionIndex
+from taskmanager.partitions.spill_layout import (
+    PartitionIndex,
+    SpillFailed,
+    SpillFile,
+    SubpartitionIndex,
+)
 from taskmanager.partitions.spill_places import LocalPlace, PartitionPlace, SharedPlace
 from taskmanager.partitions.subpartition_log import LogFile
 
@@ -36,6 +42,9 @@ _T = TypeVar("_T")
 
 Submit = Callable[[Callable[[], None]], object]
 """Runs a call on an I/O thread."""
+
+MakeCall = Callable[[Callable[[], Mail], Callable[[str], None]], None]
+"""Makes a call that blocks, on another thread: what it returns becomes mail; or it is given up on, with a reason."""
 
 
 class SpillRunner:
@@ -46,6 +55,7 @@ class SpillRunner:
         job_id: of the slot's job.
         submit: runs a call on an I/O thread.
         post: adds mail to the slot's mailbox.
+        shared_calls: makes those to shared storage.
         open_store: the store of a name.
     """
 
@@ -55,14 +65,25 @@ class SpillRunner:
         job_id: str,
         submit: Submit,
         post: Post,
+        shared_calls: SharedCallsRunner | None = None,
         open_store: Callable[[str], ObjectStore] = open_store,
     ) -> None:
         self._root = root
         self._job_id = job_id
         self._submit = submit
         self._post = post
+        self._shared_calls = SharedCallsRunner(post) if shared_calls is None else shared_calls
         self._open_store = open_store
         self._stores: dict[str, ObjectStore] = {}
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """Monotonic time at which ``tick`` has something to do; None = nothing waits."""
+        return self._shared_calls.next_deadline_ns
+
+    def tick(self, now_ns: int) -> None:
+        """Ends the waits whose deadline has passed."""
+        self._shared_calls.tick(now_ns)
 
     def partition(
         self, partition_id: PartitionId, choice: FormatChoice = ARROW_FILES, shared: str = ""
@@ -74,17 +95,20 @@ class SpillRunner:
             choice: how they are written.
             shared: name of the shared storage that they lie on; "" = the disk of the TaskManager.
         """
-        place: PartitionPlace
         if shared:
             place = self._shared_place(partition_id, choice, shared)
-        else:
-            place = LocalPlace(self._root, self._job_id, partition_id, choice)
-        return _Files(place, self._job_id, partition_id, self._submit, self._post)
+            return _Files(place, self._job_id, partition_id, self._shared_calls.call)
+        local = LocalPlace(self._root, self._job_id, partition_id, choice)
+        return _Files(local, self._job_id, partition_id, self._on_io_thread)
+
+    def _on_io_thread(self, work: Callable[[], Mail], _given_up: Callable[[str], None]) -> None:
+        """The disk of the TaskManager holds up everything else as well where it does not answer."""
+        self._submit(lambda: self._post(work()))
 
     def complete(self, partition_id: PartitionId, shared: str) -> CompleteFiles:
         """The files of a partition that has been completed on shared storage."""
         place = self._shared_place(partition_id, ARROW_FILES, shared)
-        return _CompleteFiles(place, self._job_id, partition_id, self._submit, self._post)
+        return _CompleteFiles(place, self._job_id, partition_id, self._shared_calls.call)
 
     def _shared_place(
         self, partition_id: PartitionId, choice: FormatChoice, shared: str
@@ -101,14 +125,12 @@ class _Files(PartitionFiles):
         place: PartitionPlace,
         job_id: str,
         partition_id: PartitionId,
-        submit: Submit,
-        post: Post,
+        make_call: MakeCall,
     ) -> None:
         self.place = place
         self._job_id = job_id
         self._partition_id = partition_id
-        self._submit = submit
-        self._post = post
+        self._make_call = make_call
         self._writes = 0
         self._has_written = False
         self._is_removed = False
@@ -159,6 +181,8 @@ class _Files(PartitionFiles):
 
         def failed(error: StreamError) -> None:
             # An attempt that has finished does not fail with it: its rows stay in memory.
+            if not isinstance(error, SpillFailed):  # nobody has answered
+                error = _write_failed(error)
             _log.warning(
                 "partition.not_written",
                 job_id=self._job_id,
@@ -178,19 +202,20 @@ class _Files(PartitionFiles):
     ) -> None:
         """Runs something on an I/O thread; its result, or its error, comes as mail."""
 
-        def call() -> None:
+        def call() -> Mail:
             try:
                 result = work()
             except StreamError as error:
-                self._post(partial(on_failed, error))
+                return partial(on_failed, error)
             except Exception as error:  # noqa: BLE001 - a thread's boundary: the attempt fails with it
                 failure = StoreCorrupt(f"{self.place.name}: {type(error).__name__}: {error}")
                 failure.__cause__ = error
-                self._post(partial(on_failed, failure))
-            else:
-                self._post(partial(on_done, result))
+                return partial(on_failed, failure)
+            return partial(on_done, result)
 
-        self._submit(call)
+        self._make_call(
+            call, lambda reason: on_failed(StoreTransient(f"{self.place.name}: {reason}"))
+        )
 
     def read(
         self,
@@ -212,18 +237,22 @@ class _Files(PartitionFiles):
     def clean(self, work: Callable[[], None]) -> None:
         """Removes something on an I/O thread; what cannot be removed is logged, and nothing else."""
 
-        def call() -> None:
+        def failed(reason: str) -> None:
+            _log.warning(
+                "partition.removal_failed",
+                job_id=self._job_id,
+                partition_id=str(self._partition_id),
+                reason=reason,
+            )
+
+        def call() -> Mail:
             try:
                 work()
             except (OSError, StoreTransient) as error:
-                _log.warning(
-                    "partition.removal_failed",
-                    job_id=self._job_id,
-                    partition_id=str(self._partition_id),
-                    reason=str(error),
-                )
+                return partial(failed, str(error))
+            return _nothing
 
-        self._submit(call)
+        self._make_call(call, failed)
 
 
 class _SubpartitionFiles(SubpartitionFiles):
@@ -270,10 +299,9 @@ class _CompleteFiles(_Files, CompleteFiles):
         place: SharedPlace,
         job_id: str,
         partition_id: PartitionId,
-        submit: Submit,
-        post: Post,
+        make_call: MakeCall,
     ) -> None:
-        super().__init__(place, job_id, partition_id, submit, post)
+        super().__init__(place, job_id, partition_id, make_call)
         self._shared = place
 
     @override
@@ -283,6 +311,16 @@ class _CompleteFiles(_Files, CompleteFiles):
         on_failed: Callable[[StreamError], None],
     ) -> None:
         self.run(self._shared.index, on_read, on_failed)
+
+
+def _write_failed(cause: StreamError) -> SpillFailed:
+    error = SpillFailed(f"rows of a kept result partition cannot be written: {cause}")
+    error.__cause__ = cause
+    return error
+
+
+def _nothing() -> None:
+    """Nobody waits for it."""
 
 
 def _timed(work: Callable[[], _T]) -> tuple[_T, float]:

@@ -110,13 +110,18 @@ class DataExchange:
     @property
     def next_deadline_ns(self) -> int | None:
         """Monotonic time at which ``tick`` has something to do; None = nothing waits."""
-        deadlines = (self._connections.next_deadline_ns, self._connector.next_deadline_ns)
+        deadlines = (
+            self._connections.next_deadline_ns,
+            self._connector.next_deadline_ns,
+            self._partitions.next_deadline_ns,
+        )
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def tick(self, now_ns: int) -> None:
         """Ends the waits whose deadline has passed, and connects again what is due."""
         self._connections.tick(now_ns)
         self._connector.tick(now_ns)
+        self._partitions.tick(now_ns)
 
     # ------------------------------------------------------------ partitions and gates
 

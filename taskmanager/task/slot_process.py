@@ -24,6 +24,7 @@ from penstock.config import Configuration
 from penstock.storage.open_store import open_store, use_s3
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.gateway import Gateway
+from taskmanager.partitions.shared_calls_runner import SharedCallsRunner
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.control_channel import ControlChannel, read_command
 from taskmanager.processes.mailbox import Mailbox
@@ -53,7 +54,6 @@ def run(connection: socket.socket) -> None:
     config = Configuration.from_mapping(dict(configuration.config))
     use_s3(lambda: config.s3)
     executor = ThreadPoolExecutor(_IO_THREADS_MAX, thread_name_prefix="slot-io")
-    spill = Path(configuration.spill_directory or f"{configuration.work_directory}/spill")
     runtime: SlotRuntime
 
     def peer_unreachable(peer: internal_pb2.DataEndpoint, reason: str) -> None:
@@ -67,7 +67,7 @@ def run(connection: socket.socket) -> None:
         SocketTransport(),
         gateway=Gateway.of(configuration),
         on_unreachable=peer_unreachable,
-        spill=SpillRunner(spill, configuration.job_id, executor.submit, mailbox.post),
+        spill=_spill(config, configuration, executor, mailbox),
     )
     snapshot_executor = ThreadPoolExecutor(
         _SNAPSHOT_THREADS_MAX, thread_name_prefix="slot-snapshot"
@@ -103,6 +103,19 @@ def run(connection: socket.socket) -> None:
         channel.close(_GRACE_S)
         executor.shutdown(wait=False, cancel_futures=True)
         snapshot_executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _spill(
+    config: Configuration,
+    configuration: internal_pb2.SlotConfiguration,
+    executor: ThreadPoolExecutor,
+    mailbox: Mailbox,
+) -> SpillRunner:
+    directory = configuration.spill_directory or f"{configuration.work_directory}/spill"
+    shared_calls = SharedCallsRunner(mailbox.post, config.taskmanager_spill_shared_timeout_ms)
+    return SpillRunner(
+        Path(directory), configuration.job_id, executor.submit, mailbox.post, shared_calls
+    )
 
 
 def _first_words(connection: socket.socket) -> internal_pb2.SlotConfiguration | None:

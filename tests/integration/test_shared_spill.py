@@ -14,16 +14,25 @@ from pathlib import Path
 
 import pytest
 
+import penstock as ps
 from penstock.client.client import Client
-from tests.support.processes import DaemonCluster, site, wait_ended, wait_in_directory
+from tests.support.processes import (
+    DaemonCluster,
+    site,
+    slot_pids,
+    wait_ended,
+    wait_in_directory,
+)
+from tests.support.small_disk import filled, frozen, own_disk, small_disk
 from tests.support.staged_job import StagedJob, kill_taskmanager
 from tests.support.watched_job import Placed, Subtask
 
 pytestmark = [pytest.mark.integration]
 
 
-def start(cluster: DaemonCluster, shared: str, spill_format: str = "arrow") -> None:
+def start(cluster: DaemonCluster, shared: str, spill_format: str = "arrow", **others: str) -> None:
     options = {
+        **{key.replace("__", "-").replace("_", "."): value for key, value in others.items()},
         "taskmanager.spill.format": spill_format,
         "heartbeat.interval": "100ms",
         "heartbeat.timeout": "2s",
@@ -114,3 +123,118 @@ def test_a_new_jobmanager_sweeps_what_no_job_has(cluster: DaemonCluster, tmp_pat
     wait_ended(jobmanager)
     start(cluster, str(shared))
     wait_in_directory(shared, lambda: files(shared) == [foreign], "that the orphan is swept")
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("what", ["slots that write", "slots that read", "the JobManager"])
+def test_whatever_is_killed_every_row_is_there_once(
+    cluster: DaemonCluster, tmp_path: Path, what: str
+) -> None:
+    shared = tmp_path / "shared"
+    start(cluster, str(shared))
+    staged = StagedJob(tmp_path)
+    if what == "slots that write":
+        staged.closed.touch()
+    with Client(cluster.jobmanager) as client, staged.submit(cluster, client) as job:
+        if what == "slots that write":
+            staged.await_first_stage(job)
+        else:
+            staged.await_second_stage(job)
+        if what == "the JobManager":
+            jobmanager = cluster.pid("jobmanager")
+            os.kill(jobmanager, signal.SIGKILL)
+            wait_ended(jobmanager)
+            start(cluster, str(shared))
+        else:
+            for slot in slot_pids(cluster.pid("taskmanager")):
+                os.kill(slot, signal.SIGKILL)
+        staged.closed.unlink(missing_ok=True)
+        staged.gate.touch()
+        job.finish()
+        if what == "slots that read":
+            assert attempts(job.placed(), "v0") == {0}
+    staged.check()
+    wait_in_directory(shared, lambda: files(shared) == [], "that all of the job is removed")
+
+
+@pytest.mark.sampled(2)
+def test_two_clusters_share_a_directory(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    with site(tmp_path / "site") as place:
+        clusters = [DaemonCluster(place, name) for name in ("one", "other")]
+        for cluster in clusters:
+            start(cluster, str(shared))
+        first, second = (StagedJob(tmp_path, name) for name in ("a", "b"))
+        with (
+            Client(clusters[0].jobmanager) as one,
+            Client(clusters[1].jobmanager) as other,
+            first.submit(clusters[0], one) as mine,
+            second.submit(clusters[1], other) as its,
+        ):
+            first.await_second_stage(mine)
+            second.await_second_stage(its)
+            assert len(list(shared.iterdir())) == 2
+            first.gate.touch()
+            mine.finish()
+            jobmanager = clusters[0].pid("jobmanager")
+            os.kill(jobmanager, signal.SIGKILL)
+            wait_ended(jobmanager)
+            start(clusters[0], str(shared))  # and sweeps what no job of its own has
+            second.gate.touch()
+            its.finish()
+            assert attempts(its.placed(), "v0") == attempts(its.placed(), "v1") == {0}
+        first.check()
+        second.check()
+        for cluster in clusters:
+            cluster.stop()
+
+
+NEVER = {"restart-strategy.type": "none"}
+
+
+@pytest.mark.sampled(2)
+def test_a_full_disk_is_told_and_a_job_goes_on_when_there_is_room(
+    cluster: DaemonCluster, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "shared", "8m") as shared:
+        start(cluster, str(shared))
+        staged = StagedJob(tmp_path)
+        staged.closed.touch()
+        with Client(cluster.jobmanager) as client:
+            with (
+                filled(shared, leave_bytes=8192),
+                staged.submit(cluster, client, config=NEVER) as job,
+            ):
+                staged.await_first_stage(job)
+                staged.closed.unlink()
+                with pytest.raises(ps.JobFailed, match=r"cannot be written to .*/shared.*No space"):
+                    job.handle.wait(60)
+            again = StagedJob(tmp_path, "again")
+            again.gate.touch()
+            with again.submit(cluster, client) as job:
+                job.finish()
+            again.check()
+
+
+@pytest.mark.sampled(2)
+def test_a_mount_that_hangs_is_waited_for_so_long(cluster: DaemonCluster, tmp_path: Path) -> None:
+    with own_disk(tmp_path / "shared") as shared:
+        start(cluster, str(shared), taskmanager_spill_shared__timeout="1s")
+        staged = StagedJob(tmp_path)
+        staged.closed.touch()
+        with Client(cluster.jobmanager) as client:
+            with staged.submit(cluster, client, config=NEVER) as job:
+                staged.await_first_stage(job)
+                with frozen(shared):
+                    staged.closed.unlink()
+                    with pytest.raises(
+                        ps.JobFailed,
+                        match=r"has not answered for 1 s \(taskmanager\.spill\.shared-timeout\)",
+                    ):
+                        job.handle.wait(60)
+            again = StagedJob(tmp_path, "again")
+            again.gate.touch()
+            with again.submit(cluster, client) as job:
+                job.finish()
+            again.check()
+        cluster.stop()

@@ -37,3 +37,35 @@ def filled(directory: Path, leave_bytes: int = 0) -> Iterator[None]:
         yield
     finally:
         path.unlink()
+
+
+@contextlib.contextmanager
+def own_disk(directory: Path, size_mb: int = 64) -> Iterator[Path]:
+    """A file system of its own in a file, for the time of the block; skips where nobody may mount one."""
+    directory.mkdir()
+    image = directory.with_suffix(".image")
+    with image.open("wb") as file:
+        file.truncate(size_mb << 20)
+    try:
+        for command in (
+            ["mkfs.ext4", "-q", str(image)],
+            ["mount", "-o", "loop", str(image), str(directory)],
+        ):
+            subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"needs the right to mount a file: {error}")
+    try:
+        (directory / "lost+found").rmdir()
+        yield directory
+    finally:
+        subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+@contextlib.contextmanager
+def frozen(directory: Path) -> Iterator[None]:
+    """Whoever writes to the file system of ``own_disk`` hangs until the end of the block, and cannot be killed."""
+    subprocess.run(["fsfreeze", "-f", str(directory)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "-u", str(directory)], check=True)

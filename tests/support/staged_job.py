@@ -9,7 +9,9 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,17 +42,35 @@ class StagedJob:
 
     Args:
         directory: of a test; its own files go there.
+        name: of the job, and of the directory of its files, where a test has several.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, name: str = "") -> None:
+        self.name = name or "staged"
+        directory = directory / name
+        directory.mkdir(exist_ok=True)
         self.gate = directory / "gate"
+        self.closed = directory / "first_gate.closed"
         self.begun = directory / "begun"
         self.output = directory / "output"
         self.begun.mkdir()
 
-    def submit(self, cluster: DaemonCluster, client: Client, parallelism: int = 2) -> WatchedJob:
-        """Starts it; the second stage holds behind its first batch."""
-        gate, begun = str(self.gate), str(self.begun)
+    def submit(
+        self,
+        cluster: DaemonCluster,
+        client: Client,
+        parallelism: int = 2,
+        config: Mapping[str, object] = MappingProxyType({}),
+    ) -> WatchedJob:
+        """Starts it; the first stage holds in its rows while there is ``first_gate.closed``, the second one behind
+        its first batch until there is ``gate``."""
+        gate, begun, closed = str(self.gate), str(self.begun), str(self.closed)
+
+        def hold_first(batch: pa.RecordBatch) -> pa.RecordBatch:
+            while Path(closed).exists():
+                Path(begun, f"first-{os.getpid()}").touch()
+                time.sleep(0.02)
+            return batch
 
         def hold(batch: pa.RecordBatch) -> pa.RecordBatch:
             Path(begun, f"{os.getpid()}").touch()
@@ -58,11 +78,14 @@ class StagedJob:
                 time.sleep(0.02)
             return batch
 
-        with ps.Environment(cluster.jobmanager, parallelism=parallelism, config=CONFIG) as env:
-            made = env.generate(numbers, rows=ROWS).filter(ps.col("n") >= 0)
-            kept = made.key_by("key").map_batches(hold, schema={"n": "int64", "key": "string"})
+        rows = {"n": "int64", "key": "string"}
+        with ps.Environment(
+            cluster.jobmanager, parallelism=parallelism, config={**CONFIG, **config}
+        ) as env:
+            made = env.generate(numbers, rows=ROWS).map_batches(hold_first, schema=rows)
+            kept = made.key_by("key").map_batches(hold, schema=rows)
             kept.write_parquet(str(self.output))
-            return WatchedJob(cluster, client, env.submit("staged").job_id)
+            return WatchedJob(cluster, client, env.submit(self.name).job_id)
 
     def await_second_stage(self, job: WatchedJob) -> dict[Subtask, Placed]:
         """Waits until the first stage is complete and the second has read rows."""
@@ -70,11 +93,18 @@ class StagedJob:
             lambda details: (
                 {one.state for key, one in placed(details).items() if key[0] == "v0"}
                 == {"FINISHED"}
-                and any(self.begun.iterdir())
+                and any(path.name.isdigit() for path in self.begun.iterdir())
             ),
             "that the second stage reads",
         )
         return placed(details)
+
+    def await_first_stage(self, job: WatchedJob) -> None:
+        """Waits until the first stage, which is held, has rows."""
+        job.await_that(
+            lambda _: any(path.name.startswith("first-") for path in self.begun.iterdir()),
+            "that the first stage has rows",
+        )
 
     def check(self) -> None:
         """Every row is there once."""

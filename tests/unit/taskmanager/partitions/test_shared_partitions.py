@@ -6,20 +6,34 @@ by the test, which lets what is asked for happen when it likes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from common.elements import EndOfData, EndOfPartition, Watermark
-from penstock.errors import StoreCorrupt, StoreNotFound, StoreTransient
+from penstock.errors import StoreCorrupt, StoreNotFound, StoreTransient, StreamError
 from penstock.partition_id import PartitionId
 from penstock.storage.local_store import LocalStore
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
+from taskmanager.network.kept_channel import (
+    KeptChannelSpec,
+    KeptInputChannel,
+    RowPosition,
+    SupplyListener,
+)
+from taskmanager.network.local_channel import LocalChannel
 from taskmanager.network.partition_registry import PartitionRequest
 from taskmanager.network.subpartition import SubpartitionView
+from taskmanager.partitions.shared_calls_runner import (
+    AT_ONCE_MAX,
+    HANGING_MAX,
+    SharedCallsRunner,
+)
 from taskmanager.partitions.shared_partitions import SharedPartitions
 from taskmanager.partitions.spill_format import ARROW_FILES, FormatChoice, SpillFormat
 from taskmanager.partitions.spill_layout import PartitionIndex, SpillFailed, SubpartitionIndex
@@ -63,9 +77,14 @@ class Slot:
     def __init__(self, store: ObjectStore) -> None:
         self.calls: list[Callable[[], None]] = []
         self.mail: list[Callable[[], None]] = []
-        spill = SpillRunner(
-            Path("/nowhere"), "job", self.calls.append, self.mail.append, lambda _: store
+        self.now_ns = 0
+        shared_calls = SharedCallsRunner(
+            self.mail.append, 1000, lambda: self.now_ns, self.calls.append
         )
+        spill = self.spill = SpillRunner(
+            Path("/nowhere"), "job", self.calls.append, self.mail.append, shared_calls,
+            lambda _: store,
+        )  # fmt: skip
         self.partitions = SharedPartitions("x", lambda wanted: spill.complete(wanted, "x"))
         self.views: list[SubpartitionView] = []
         self.lost: list[str] = []
@@ -180,6 +199,116 @@ def test_storage_that_does_not_answer_is_asked_again(tmp_path: Path) -> None:
     slot.run()
     assert len(slot.lost) == 2
     assert (reader.got, reader.unavailable) == ([], [])
+
+
+def test_reads_that_hang_are_given_up_on_and_what_they_bring_late_is_dropped(
+    store: ObjectStore,
+) -> None:
+    seal(store)
+    slot, reader = Slot(store), RecordingReader(10**9)
+    slot.ask(reader)
+    assert slot.spill.next_deadline_ns == 1_000_000_000
+    slot.now_ns = 999_999_999
+    slot.spill.tick(slot.now_ns)
+    assert slot.lost == []
+    slot.now_ns += 1
+    slot.spill.tick(slot.now_ns)
+    (told,) = slot.lost
+    assert "has not answered for 1 s (taskmanager.spill.shared-timeout)" in told
+    assert slot.spill.next_deadline_ns is None
+    slot.run()
+    assert (reader.got, slot.views, len(slot.lost)) == ([], [], 1)
+    slot.ask(reader)
+    slot.run()
+    assert reader.rows() == list(range(12))
+
+
+def test_no_more_than_so_many_calls_hang(store: ObjectStore) -> None:
+    seal(store)
+    slot = Slot(store)
+    readers = [RecordingReader(10**9) for _ in range(HANGING_MAX + 3)]
+    for reader in readers:
+        slot.ask(reader)
+    assert len(slot.calls) == AT_ONCE_MAX
+    for _ in range(HANGING_MAX // AT_ONCE_MAX):
+        slot.now_ns += 10**9
+        slot.spill.tick(slot.now_ns)
+    assert len(slot.calls) == HANGING_MAX
+    while slot.mail:
+        slot.mail.pop(0)()
+    assert len(slot.lost) == len(readers)
+    assert "none is made before one of them does" in slot.lost[-1]
+    slot.calls.pop(0)()  # one comes to itself
+    slot.mail.pop(0)()
+    slot.calls.clear()
+    slot.ask(readers[0])
+    slot.run()
+    assert readers[0].rows() == list(range(12))
+    assert all(reader.got == [] for reader in readers[1:])
+
+
+def test_writes_that_hang_fail_the_attempt(store: ObjectStore) -> None:
+    slot = Slot(store)
+    files = slot.spill.partition(ID, ARROW_FILES, "somewhere").subpartition(0)
+    written: list[object] = []
+    failures: list[StreamError] = []
+    files.write(0, 0, [numbers(0, 3)], written.append, failures.append)
+    slot.now_ns = 10**9
+    slot.spill.tick(slot.now_ns)
+    (failure,) = failures
+    assert isinstance(failure, SpillFailed)
+    assert re.search(
+        "cannot be written: somewhere/job/e0-7/part=2: it has not answered", str(failure)
+    )
+    slot.run()
+    assert (len(failures), written) == (1, [])
+
+
+class Listener(SupplyListener):
+    """What a kept channel tells of its supply."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def subscribed(self, channel: KeptInputChannel) -> None:
+        self.told.append("subscribed")
+
+    def disconnected(self, channel: KeptInputChannel, reason: str) -> None:
+        self.told.append("disconnected")
+
+    def released(self, channel: KeptInputChannel) -> None:
+        self.told.append("released")
+
+
+def test_a_consumer_has_its_rows_only_when_some_have_come(tmp_path: Path) -> None:
+    """Who asks again and again in vain gives up in the end: its waiting is not over because it has asked."""
+
+    class Half(LocalStore):
+        is_silent = True
+
+        def get(self, path: str) -> bytes:
+            if self.is_silent and path.endswith(".arrow"):
+                raise StoreTransient("no answer")
+            return super().get(path)
+
+    store = Half(tmp_path)
+    seal(store)
+    slot, listener = Slot(store), Listener()
+    behind_a_watermark = RowPosition(8, 0)
+    spec = KeptChannelSpec("e0", 2, is_reproducible=False, start=behind_a_watermark)
+    ignore: Any = lambda *_: None  # noqa: E731
+    channel = KeptInputChannel(
+        0, "a channel", 1 << 20, spec=spec, supply=listener, on_data=ignore, on_failure=ignore,
+        on_announced=ignore,
+    )  # fmt: skip
+    for _ in range(2):
+        LocalChannel(channel, 1 << 20, slot.partitions, slot.mail.append).subscribe(ID, 0, 0, 0)
+        slot.run()
+    assert listener.told == ["disconnected", "disconnected"]
+    store.is_silent = False
+    LocalChannel(channel, 1 << 20, slot.partitions, slot.mail.append).subscribe(ID, 0, 0, 0)
+    slot.run()
+    assert listener.told[2:] == ["subscribed"]
 
 
 @pytest.mark.parametrize("choice", FORMATS, ids=["arrow", "parquet"])
