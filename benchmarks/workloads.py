@@ -180,6 +180,27 @@ def w5(stream: ps.Stream) -> None:
     stream.key_by("auction").process(Totals(), schema=schema).uid("w5-totals").discard()
 
 
+@ps.compiled
+class CountedTotals(ps.KeyedProcessFunction):
+    """Count and sum per key as in w3, a row at a time; emits the new ones for every row."""
+
+    bids = ps.ValueState("bids", pa.int64(), default=0)
+    total = ps.ValueState("total", pa.int64(), default=0)
+
+    @override
+    def process(self, row: Any, ctx: Any, out: ps.Collector) -> None:
+        bids = self.bids.value() + 1
+        total = self.total.value() + row.price
+        self.bids.update(bids)
+        self.total.update(total)
+        out.emit(auction=row.auction, bids=bids, total=total)
+
+
+def w6(stream: ps.Stream) -> None:
+    schema = pa.schema([("auction", pa.int64()), ("bids", pa.int64()), ("total", pa.int64())])
+    stream.key_by("auction").process(CountedTotals(), schema=schema).uid("w6-totals").discard()
+
+
 def w5_limit(batches: Batches) -> int:
     """The same work with numpy alone; keys are small numbers, so that an array holds the totals."""
     totals = np.zeros(1 << 24, np.int64)
@@ -433,6 +454,7 @@ WORKLOADS = {
         Workload("w3", "running count and sum per key", w3, w3_limit),
         Workload("w4", "Python map, key_by, Python function with a value per key", w4, w4_limit),
         Workload("w5", "numpy function with a number per key, a batch at a time", w5, w5_limit),
+        Workload("w6", "compiled function with two numbers per key", w6, w3_limit),
         *(sliding(slices) for slices in (10, 60, 300, 3600)),
         Workload("q1", "currency conversion", q1, q1_limit),
         Workload("q2", "bids of five auctions", q2, q2_limit),

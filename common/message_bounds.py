@@ -31,15 +31,15 @@ _TEXT_MAX = 4 * 1024 * 1024
 NAMES = _words(
     """
     artifact backend cloudpickle_version cluster_id codec key_codec collect_id colocation_group column compression delimiter directory display_name
-    edge_id error_class file format function host host_id id incarnation instance job_id job_name kind name operator
+    edge_id error_class exception file format function host host_id id incarnation instance job_id job_name kind name operator
     operator_uid path checkpoint_directory promoted_as python_version client_version rpc_address side_tag slot_group target
     slot_id operation_id source_vertex store tag target_vertex taskmanager_id tcp_host uid unix_path updates_of version vertex late_tag key
     """
 )
 """Texts that are compared, shown in one line, or name a file: ids, names, addresses."""
 
-TEXTS = _words("message reason row position traceback value options_json")
-"""Texts for people, and those of the configuration."""
+TEXTS = _words("message reason row position traceback value options_json source text")
+"""Texts for people, those of the configuration, and loops that are compiled."""
 
 COUNTS: dict[str, int] = {
     # of a cluster
@@ -85,6 +85,11 @@ COUNTS: dict[str, int] = {
     "unread_columns": 100_000,
     "nulls": 10_000,
     "optional": 100_000,
+    "lines": 100_000,
+    "passed": 100_000,
+    "results": 100_000,
+    "raised": 10_000,
+    "attributes": 10_000,
     # of channels and snapshots
     "inputs": 1_000_000,
     "outputs": 1_000_000,
@@ -138,7 +143,7 @@ COMPARED = _words(
     checkpoint_aligned_bytes checkpoint_alignment_ms checkpoint_async_ms checkpoint_id checkpoint_start_delay_ms checkpoint_sync_ms
     checkpoint_uploaded_bytes checksum count
     event_interval_us events file_count first_checkpoint_id first_event_time_ms first_item format_version from_version gap_ms id
-    idle_ms idle_timeout_ms inactivity_interval_ms item_count late_records leader_epoch limit local_backup_failures max_delay_ms
+    idle_ms idle_timeout_ms inactivity_interval_ms item_count late_records leader_epoch limit lines local_backup_failures max_delay_ms
     min_size_bytes
     lower_ms memory_bytes min_event_time_ms namespace offset offset_ms oldest_peer_epoch out_of_orderness_ms promoted_at_ms protocol_version rate
     records_in records_out restored_local_bytes restored_store_bytes roll_interval_ms roll_size_bytes row_count rows since

@@ -46,6 +46,7 @@ from penstock.functions.functions import (
     WindowFunction,
     WindowInfo,
 )
+from penstock.loops.declaration import compiled
 from penstock.processing.process_context import MAX_WATERMARK, MIN_WATERMARK, ProcessContext, Timers
 from penstock.processing.process_functions import (
     BatchCollector,
@@ -170,6 +171,7 @@ __all__ = [
     "aggregate",
     "col",
     "collect_list",
+    "compiled",
     "connect",
     "count",
     "count_distinct",

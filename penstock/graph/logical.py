@@ -125,6 +125,7 @@ class Process:
         keys: key columns of the first input, () for functions without keys.
         second_keys: key columns of the second input, where it is keyed too.
         columns: per input what the function reads, None = it may read every column.
+        compiled: what is called for rows instead of the function, where it is compiled.
     """
 
     kind: graph_pb2.ProcessKind.ValueType
@@ -132,6 +133,7 @@ class Process:
     keys: tuple[str, ...] = ()
     second_keys: tuple[str, ...] = ()
     columns: tuple[frozenset[str] | None, ...] = (None,)
+    compiled: graph_pb2.CompiledLoop | None = None
 
     @property
     def is_keyed(self) -> bool:

@@ -61,6 +61,7 @@ def declaration(operator: graph_pb2.Operator) -> graph_pb2.Operator:
     getattr(kept, spec).CopyFrom(getattr(operator, spec))
     if spec == "process":
         kept.process.ClearField("function")
+        kept.process.ClearField("compiled")
     if spec == "window_function":
         kept.window_function.ClearField("function")
     for aggregate in _aggregates(kept):

@@ -1044,6 +1044,7 @@ class ProcessSpec(_message.Message):
     KEYS_FIELD_NUMBER: _builtins.int
     SECOND_KEYS_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    COMPILED_FIELD_NUMBER: _builtins.int
     kind: Global___ProcessKind.ValueType
     @_builtins.property
     def function(self) -> Global___Function: ...
@@ -1057,6 +1058,10 @@ class ProcessSpec(_message.Message):
     def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeclaredState]:
         """State per key that the function declares."""
 
+    @_builtins.property
+    def compiled(self) -> Global___CompiledLoop:
+        """Where the function is compiled: what is called for its rows instead."""
+
     def __init__(
         self,
         *,
@@ -1065,14 +1070,171 @@ class ProcessSpec(_message.Message):
         keys: _abc.Iterable[_builtins.str] | None = ...,
         second_keys: _abc.Iterable[_builtins.str] | None = ...,
         states: _abc.Iterable[Global___DeclaredState] | None = ...,
+        compiled: Global___CompiledLoop | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["function", b"function"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "function", b"function"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "keys", b"keys", "kind", b"kind", "second_keys", b"second_keys", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "function", b"function", "keys", b"keys", "kind", b"kind", "second_keys", b"second_keys", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProcessSpec: _TypeAlias = ProcessSpec  # noqa: Y015
+
+@_typing.final
+class CompiledLoop(_message.Message):
+    """A function as a loop over the rows of a batch (penstock/loops/loop_source.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PassedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class AttributesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    HAS_TIMERS_FIELD_NUMBER: _builtins.int
+    RAISED_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """A module in Python with a function "loop"."""
+    file: _builtins.str
+    """Name of the user's file, for people."""
+    has_timers: _builtins.bool
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each line of it the line of the user's file."""
+
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoopColumn]:
+        """The columns that it reads, with their types as numpy names them."""
+
+    @_builtins.property
+    def passed(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Results that are a column of the input as it is: name -> its name there."""
+
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoopColumn]:
+        """Results that it computes: "int64" | "float64" | "bool"."""
+
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoopColumn]:
+        """Attributes of the states that it uses, of the same kinds."""
+
+    @_builtins.property
+    def raised(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoopError]:
+        """Errors that it raises itself."""
+
+    @_builtins.property
+    def attributes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Numbers of the function's own that are written into the loop: attribute -> as Python writes it."""
+
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        lines: _abc.Iterable[_builtins.int] | None = ...,
+        file: _builtins.str = ...,
+        columns: _abc.Iterable[Global___LoopColumn] | None = ...,
+        passed: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        results: _abc.Iterable[Global___LoopColumn] | None = ...,
+        states: _abc.Iterable[Global___LoopColumn] | None = ...,
+        has_timers: _builtins.bool = ...,
+        raised: _abc.Iterable[Global___LoopError] | None = ...,
+        attributes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "columns", b"columns", "file", b"file", "has_timers", b"has_timers", "lines", b"lines", "passed", b"passed", "raised", b"raised", "results", b"results", "source", b"source", "states", b"states"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompiledLoop: _TypeAlias = CompiledLoop  # noqa: Y015
+
+@_typing.final
+class LoopColumn(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    kind: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoopColumn: _TypeAlias = LoopColumn  # noqa: Y015
+
+@_typing.final
+class LoopError(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXCEPTION_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    exception: _builtins.str
+    """Of a built-in exception."""
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        exception: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exception", b"exception", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoopError: _TypeAlias = LoopError  # noqa: Y015
 
 @_typing.final
 class DeclaredState(_message.Message):

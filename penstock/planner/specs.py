@@ -185,6 +185,8 @@ def _process(proto: graph_pb2.Operator, operation: Process, node: Node) -> None:
     proto.process.function.CopyFrom(pickle_function(operation.function, operator=node.name))
     proto.process.keys.extend(operation.keys)
     proto.process.second_keys.extend(operation.second_keys)
+    if operation.compiled is not None:
+        proto.process.compiled.CopyFrom(operation.compiled)
     for state in declared_states(operation.function).values():
         if not isinstance(state, KeyedState | OperatorListState | BroadcastState):
             continue

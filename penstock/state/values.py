@@ -142,6 +142,11 @@ class ValueState(CellState):
         self._exact = exact if self._is_plain else None
         self._returns_default = self._default is None or self.codec.is_immutable
 
+    @property
+    def default(self) -> Any:
+        """What ``value()`` gives where there is none."""
+        return None if self._default is None else self.codec.to_value(self._default)
+
     def value(self) -> Any:
         """The key's value; the default (None) where there is none."""
         try:
@@ -192,6 +197,29 @@ class ValueState(CellState):
     def put_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Sets the values of n keys of the batch; null removes, and the last of equal keys counts."""
         self._put_many(keys, values)
+
+    def values_in(self, slots: list[int]) -> list[Any]:
+        """The values in slots, None where there is none; for compiled functions."""
+        if self._is_plain:
+            values = self._values
+            found = [values[slot] for slot in slots]
+        else:
+            found = [self._load(slot) for slot in slots]
+        return found if ABSENT not in found else [None if v is ABSENT else v for v in found]
+
+    def put_in(self, slots: list[int], values: list[Any]) -> None:
+        """Sets the values in slots, None removes; for compiled functions, whose numbers are of the state's type."""
+        if self._is_plain:
+            cells = self._values
+            for slot, value in zip(slots, values, strict=True):
+                cells[slot] = ABSENT if value is None else value
+            self._changed += slots
+            return
+        for slot, value in zip(slots, values, strict=True):
+            if value is None:
+                self._remove(slot)
+            else:
+                self._save(slot, value)
 
 
 class ReducingState(CellState):

@@ -14,8 +14,10 @@ from penstock.graph.logical import (
     input_has_event_time,
     input_schema,
 )
+from penstock.loops.build import build_loop
 from penstock.pb import graph_pb2
 from penstock.processing.process_functions import PROCESS_KINDS, ProcessKindInfo, process_kind
+from penstock.rows.schema import user_schema
 from penstock.streams.foreign_names import missing_call
 from penstock.streams.function_schemas import process_output_schema
 from penstock.streams.job_builder import JobBuilder
@@ -85,22 +87,24 @@ def add_process(
     keys = tuple(source.routing.keys for source in inputs)
     if kind == graph_pb2.PROCESS_KIND_PLAIN:
         keys = ((),)
-    operation = Process(
-        kind,
-        function,
-        keys[0],
-        keys[1] if len(keys) > 1 else (),
-        tuple(
-            _columns_read(function, method, source)
-            for method, source in zip(info.methods, inputs, strict=True)
-        ),
+    has_event_time = all(input_has_event_time(source) for source in inputs)
+    columns = tuple(
+        _columns_read(function, method, source)
+        for method, source in zip(info.methods, inputs, strict=True)
     )
+    loop = None
+    if kind == graph_pb2.PROCESS_KIND_KEYED:
+        given = user_schema(input_schema(inputs[0]))
+        loop = build_loop(function, given, keys[0], output, has_event_time=has_event_time)
+    if loop is not None:
+        columns = (frozenset([*(each.name for each in loop.columns), *loop.passed.values()]),)
+    operation = Process(kind, function, keys[0], keys[1] if len(keys) > 1 else (), columns, loop)
     node = builder.add(
         operation,
         inputs,
         label=type(function).__name__,
         schema=output,
-        has_event_time=all(input_has_event_time(source) for source in inputs),
+        has_event_time=has_event_time,
     )
     return stream_of(builder, node)
 

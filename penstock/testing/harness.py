@@ -12,6 +12,7 @@ import pyarrow as pa
 from penstock.config import Configuration
 from penstock.connectors.memory import rows_to_table
 from penstock.errors import JobRejected
+from penstock.loops.declaration import uncompiled
 from penstock.rows.schema import EVENT_TIME, user_batch
 from penstock.streams.windows import Window
 from penstock.testing.pipeline import (
@@ -85,7 +86,8 @@ def harness(
     schemas = _schemas(count, schema, second_schema)
     both_keys = (_names(keys), _names(keys if second_keys is None else second_keys))
     shape = Shape(both_keys, output_schema, window)
-    pipeline = build(tested, schemas, shape, configuration, has_event_time=event_time)
+    with uncompiled():
+        pipeline = build(tested, schemas, shape, configuration, has_event_time=event_time)
     return Harness(pipeline, configuration, now, restore, subtask)
 
 

@@ -38,7 +38,7 @@ _FATAL = (SystemExit, StoreCorrupt, StoreNotFound, StoreTransient, Unrecoverable
 
 
 @dataclass(slots=True)
-class _Input:
+class ProcessInput:
     """One input of the operator.
 
     Attributes:
@@ -62,11 +62,11 @@ class ProcessOperator(TimerOperator):
     def __init__(self, spec: graph_pb2.Operator) -> None:
         super().__init__(spec)
         methods = self._info.methods
-        self._inputs = [_Input(methods[0], self._keys, False, BadRecordPolicy(spec))]
+        self._inputs = [ProcessInput(methods[0], self._keys, False, BadRecordPolicy(spec))]
         if len(methods) > 1:
             self._inputs.append(self._second_input(spec, methods[1]))
 
-    def _second_input(self, spec: graph_pb2.Operator, method: str) -> _Input:
+    def _second_input(self, spec: graph_pb2.Operator, method: str) -> ProcessInput:
         if not spec.second_input_schema:
             raise JobRejected(f"operator {spec.name}: {self._handle.name} needs a second input")
         schema = schema_from_bytes(spec.second_input_schema)
@@ -90,7 +90,7 @@ class ProcessOperator(TimerOperator):
         ):
             # The side output has the first input's columns: rows of the other cannot go there.
             own.on_error.action = graph_pb2.ERROR_ACTION_FAIL
-        return _Input(method, keys, is_broadcast, BadRecordPolicy(own))
+        return ProcessInput(method, keys, is_broadcast, BadRecordPolicy(own))
 
     @override
     def open(self, context: OperatorContext) -> None:
@@ -105,7 +105,7 @@ class ProcessOperator(TimerOperator):
         index = self.context.origins.input_index if len(self._inputs) > 1 else 0
         return self._process(batch, self._inputs[index])
 
-    def _process(self, batch: pa.RecordBatch, given: _Input) -> Iterator[OperatorOutput]:
+    def _process(self, batch: pa.RecordBatch, given: ProcessInput) -> Iterator[OperatorOutput]:
         ctx, time_slice, rows = self._ctx, self._slice, batch.num_rows
         keys, slots = self._begin(batch, given)
         call = getattr(self._handle.function, given.method)
@@ -128,7 +128,7 @@ class ProcessOperator(TimerOperator):
         yield from self._output.of_rows(batch, given.policy)
 
     def _begin(
-        self, batch: pa.RecordBatch, given: _Input
+        self, batch: pa.RecordBatch, given: ProcessInput
     ) -> tuple[KeyBatch | None, Sequence[int | None]]:
         """Brings the keys of a batch into reach."""
         ctx = self._ctx
@@ -150,7 +150,7 @@ class ProcessOperator(TimerOperator):
         ctx.begin(given.keys.arrays(batch), times)
         return keys, slots
 
-    def _end(self, keys: KeyBatch | None, given: _Input) -> None:
+    def _end(self, keys: KeyBatch | None, given: ProcessInput) -> None:
         if given.is_broadcast:
             self._ctx.may_write_broadcast = False
             self._ctx.apply = None
@@ -170,7 +170,7 @@ class ProcessOperator(TimerOperator):
         slots: Sequence[int | None],
         cursor: int,
         stop: int,
-        given: _Input,
+        given: ProcessInput,
     ) -> int:
         """Calls the function for rows up to ``stop`` or the first it raises for; where to go on."""
         ctx, out, new, index = self._ctx, self._out, object.__new__, cursor
@@ -186,12 +186,12 @@ class ProcessOperator(TimerOperator):
                     emit_returned(returned, out.emit)
         except (Exception, SystemExit) as e:  # noqa: BLE001 - the user's code may raise anything; the policy decides
             out.drop(index)
-            self._raised(columns[-1], index, e, given)
+            self._call_failed(columns[-1], index, e, given)
             return index + 1
         return stop
 
-    def _raised(
-        self, batch: pa.RecordBatch, index: int, error: Exception | SystemExit, given: _Input
+    def _call_failed(
+        self, batch: pa.RecordBatch, index: int, error: Exception | SystemExit, given: ProcessInput
     ) -> None:
         def failure() -> Any:
             return self._handle.failure(error, row=row_at(batch, index), method=given.method)

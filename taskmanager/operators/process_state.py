@@ -116,8 +116,13 @@ class FunctionStates:
 
     def enter(self, keys: KeyBatch) -> list[int]:
         """Brings n keys into reach; their slots."""
+        slots: list[int] = self.enter_slots(keys).tolist()
+        return slots
+
+    def enter_slots(self, keys: KeyBatch) -> Int64Array:
+        """The same, as int64[n]."""
         assert self._space is not None
-        slots: list[int] = self._space.enter(keys).tolist()
+        slots: Int64Array = self._space.enter(keys)
         for state in self._keyed:
             state.enter()
         return slots

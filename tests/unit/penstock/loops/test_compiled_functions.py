@@ -1,0 +1,240 @@
+"""Aim: a compiled function gives what the same source gives in Python, row by row, errors and state included.
+
+Method: functions that hold every operation and every statement run in both forms over values at the edges of their types
+and over random ones. What Python says of a row is the oracle.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.testing import harness
+from tests.unit.penstock.loops import functions as own
+
+INTEGERS = [
+    0,
+    1,
+    -1,
+    2,
+    5,
+    7,
+    13,
+    62,
+    63,
+    64,
+    -7,
+    2**31,
+    2**53 + 1,
+    2**62,
+    2**63 - 1,
+    -(2**63),
+    None,
+]
+FLOATS = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.5,
+    0.5,
+    2.5,
+    3.7,
+    1e18,
+    -1e19,
+    2.0**63,
+    1e300,
+    709.9,
+    math.inf,
+    -math.inf,
+    math.nan,
+    None,
+]
+
+NUMBERS = pa.schema(
+    [
+        ("key", pa.int64()),
+        ("op", pa.int64()),
+        ("a", pa.int64()),
+        ("b", pa.int64()),
+        ("x", pa.float64()),
+        ("y", pa.float64()),
+    ]
+)
+RESULT = pa.schema([("op", pa.int64()), ("i", pa.int64()), ("f", pa.float64())])
+ROWS = pa.schema([("user", pa.string()), ("a", pa.int16()), ("x", pa.float32())])
+EMITTED = pa.schema(
+    [
+        ("user", pa.string()),
+        ("n", pa.int32()),
+        ("small", pa.int8()),
+        ("best", pa.float64()),
+        ("seen", pa.bool_()),
+    ]
+)
+
+Form = Callable[[bool], None]
+
+
+@pytest.fixture
+def form(monkeypatch: pytest.MonkeyPatch) -> Form:
+    """Chooses the form in which functions run."""
+    return lambda is_compiled: monkeypatch.setenv("PENSTOCK_COMPILED", str(int(is_compiled)))
+
+
+def ran(
+    form: Form,
+    function: Any,
+    rows: list[dict[str, Any]],
+    schema: pa.Schema,
+    output: pa.Schema,
+    *,
+    key: str,
+    backend: Any = "hashmap",
+) -> list[tuple[list[Any], list[Any]]]:
+    """Rows and refused rows of the Python form and of the compiled one."""
+    found = []
+    for is_compiled in (False, True):
+        form(is_compiled)
+        with harness(
+            lambda stream: stream.key_by(key).process(function, schema=output).on_error("bad"),
+            schema=schema,
+            event_time=False,
+            backend=backend,
+        ) as running:
+            graph = running._pipeline.graph.SerializeToString()
+            assert (b"def loop(" in graph) is is_compiled
+            for start in range(0, len(rows), 1000):
+                running.push_many(rows[start : start + 1000])
+            running.end()
+            found.append((running.take(), running.side("bad")))
+    return found
+
+
+def shown(rows: list[dict[str, Any]]) -> list[str]:
+    """Values as text, so that NaN is NaN and -0.0 is not 0.0."""
+    return [repr(sorted(row.items())) for row in rows]
+
+
+def kinds(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Refused rows with the kind of their error."""
+    return [
+        (*(repr(value) for name, value in row.items() if name != "error"), error_kind(row["error"]))
+        for row in rows
+    ]
+
+
+def error_kind(text: str) -> str:
+    for name in ("ZeroDivisionError", "OverflowError", "TypeError", "ValueError", "StateError"):
+        if name in text:
+            return name
+    return text
+
+
+@pytest.mark.parametrize(
+    ("function", "operations"), [(own.Integers(), range(26)), (own.Floats(), range(31))]
+)
+def test_every_operation_is_that_of_python(form: Form, function: Any, operations: range) -> None:
+    chosen = random.Random(7)
+    pairs = list(itertools.product(INTEGERS, INTEGERS))
+    floats = list(itertools.product(FLOATS, FLOATS))
+    rows = []
+    for op in operations:
+        for _ in range(40):
+            pairs.append((chosen.randint(-(2**63), 2**63 - 1), chosen.randint(-70, 70)))
+            floats.append((chosen.uniform(-1e3, 1e3), chosen.uniform(-10, 10)))
+        for (a, b), (x, y) in zip(pairs, itertools.cycle(floats)):
+            rows.append({"key": 1, "op": op, "a": a, "b": b, "x": x, "y": y})
+        pairs, floats = pairs[: len(INTEGERS) ** 2], floats[: len(FLOATS) ** 2]
+    (wanted, refused), (given, given_back) = ran(form, function, rows, NUMBERS, RESULT, key="key")
+    assert shown(given) == shown(wanted)
+    assert kinds(given_back) == kinds(refused)
+    assert {error_kind(row["error"]) for row in refused} >= {
+        "ZeroDivisionError",
+        "OverflowError",
+        "TypeError",
+    }
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_states_loops_and_errors_are_those_of_python(form: Form, backend: str) -> None:
+    chosen = random.Random(11)
+    rows = [
+        {
+            "user": f"user {chosen.randint(0, 40)}",
+            "a": chosen.choice([None, 13, 9, chosen.randint(-5, 40)]),
+            "x": chosen.choice([None, chosen.uniform(0, 9)]),
+        }
+        for _ in range(4000)
+    ]
+    (wanted, refused), (given, given_back) = ran(
+        form, own.Everything(3), rows, ROWS, EMITTED, key="user", backend=backend
+    )
+    assert len(wanted) > 1000
+    assert {error_kind(row["error"]) for row in refused} == {"StateError", "ValueError"}
+    assert shown(given) == shown(wanted)
+    assert kinds(given_back) == kinds(refused)
+
+
+def test_timers_fire_over_the_state_of_the_loop(form: Form) -> None:
+    results = []
+    for is_compiled in (False, True):
+        form(is_compiled)
+        chosen = random.Random(3)
+        schema = pa.schema([("user", pa.string()), ("total", pa.int64()), ("at", pa.int64())])
+        with harness(
+            own.Timed(),
+            schema=pa.schema([("user", pa.string()), ("a", pa.int64())]),
+            keys="user",
+            output_schema=schema,
+        ) as running:
+            for second in range(50):
+                rows = [
+                    {"user": f"u{chosen.randint(0, 9)}", "a": chosen.randint(0, 5)}
+                    for _ in range(6)
+                ]
+                running.push_many(rows, [second * 7 + chosen.randint(0, 6) for _ in rows])
+                running.watermark(second * 7)
+            running.end()
+            results.append(running.take(event_time=True))
+    assert results[0]
+    assert results[1] == results[0]
+
+
+def test_a_snapshot_of_one_form_is_that_of_the_other(form: Form) -> None:
+    schema = pa.schema([("user", pa.string()), ("a", pa.int64())])
+    output = pa.schema([("user", pa.string()), ("total", pa.int64())])
+    for first, second in itertools.product((False, True), repeat=2):
+        form(first)
+        with harness(
+            own.totals, schema=schema, keys="user", output_schema=output, event_time=False
+        ) as running:
+            running.push_many([{"user": "a", "a": 1}, {"user": "b", "a": 2}])
+            snapshot = running.snapshot()
+        form(second)
+        with harness(
+            own.totals,
+            schema=schema,
+            keys="user",
+            output_schema=output,
+            event_time=False,
+            restore=snapshot,
+        ) as running:
+            running.push_many([{"user": "b", "a": 5}, {"user": "a", "a": 5}])
+            assert running.take() == [{"user": "b", "total": 7}, {"user": "a", "total": 6}]
+
+
+def test_it_is_compiled_unless_in_a_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job compiles, a harness runs the function as it is written, whatever is not said otherwise."""
+    monkeypatch.delenv("PENSTOCK_COMPILED", raising=False)
+    env = ps.Environment(parallelism=1)
+    stream = env.from_rows([{"user": "a", "a": 1}], schema={"user": "string", "a": "int64"})
+    output = {"user": "string", "total": "int64"}
+    stream.key_by("user").process(own.totals, schema=output).uid("totals").discard()
+    assert env.plan().graph.SerializeToString().count(b"def loop(") == 1
