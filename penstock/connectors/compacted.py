@@ -9,15 +9,21 @@ file those that it *replaces*:
 So the moment at which a merged file appears under its name is the moment at which it replaces the others, at once. What
 it replaces is moved into the hidden directory afterwards, for those who found it before; they look there, too.
 
-The manifest keeps the names for as long as the merged file is there: a job that has read some of the files goes on
-with the others, and who commits one of them again learns that this is done.
+The names are kept for as long as the merged file is there: a job that has read some of the files goes on with the
+others, one that has read them all does not read the merged one, however late it comes, and who commits one of them again
+learns that this is done. But once the replaced files are removed, few will ask: their names go into an *archive*, a file
+beside the manifest that never changes, which a process reads once. So the manifest, which is read for each listing,
+grows with what is there, and not with all that was ever merged.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +34,11 @@ from penstock.storage.open_store import is_s3, open_bucket
 HIDDEN: Final = "_compacted"
 MANIFEST: Final = f"{HIDDEN}/manifest"
 _FORMAT: Final = 1
+_FORMAT_WITH_ARCHIVES: Final = 2
+"""Versions that know of no archives refuse it."""
+_ARCHIVES_CACHED: Final = 32
+_READ_TRIES: Final = 8
+"""An archive may have become part of another one since the manifest was read."""
 
 
 class ManifestDamagedError(StoreCorrupt):
@@ -50,11 +61,13 @@ class MergedFile:
         name: in the directory.
         replaces: in the order of their rows.
         merged_at_ms: when, since the epoch.
+        archive: where the names are, in the hidden directory, and no replaced file is left; "" = in the manifest.
     """
 
     name: str
     replaces: tuple[ReplacedFile, ...]
     merged_at_ms: int
+    archive: str = ""
 
     @property
     def replaced_names(self) -> frozenset[str]:
@@ -75,12 +88,19 @@ class CompactionManifest:
     files: tuple[MergedFile, ...] = ()
 
     def encode(self) -> bytes:
-        """As the content of the manifest."""
-        return json.dumps({"format": _FORMAT} | asdict(self)).encode()
+        """As the content of the manifest; names that are in archives are left out."""
+        files = [asdict(replace(one, replaces=()) if one.archive else one) for one in self.files]
+        if any(one.archive for one in self.files):
+            return json.dumps(
+                {"format": _FORMAT_WITH_ARCHIVES, "run": self.run, "files": files}
+            ).encode()
+        for one in files:
+            del one["archive"]
+        return json.dumps({"format": _FORMAT, "run": self.run, "files": files}).encode()
 
     @staticmethod
     def decode(content: bytes, path: str) -> CompactionManifest:
-        """Inverse of ``encode``.
+        """Inverse of ``encode``; what is in archives is not read (``with_archived``).
 
         Args:
             path: for messages.
@@ -90,15 +110,17 @@ class CompactionManifest:
         """
         try:
             fields = json.loads(content)
-            if fields["format"] != _FORMAT:
+            if fields["format"] not in (_FORMAT, _FORMAT_WITH_ARCHIVES):
                 raise ManifestDamagedError(
-                    f"{path}: has format {fields['format']!r}, known is {_FORMAT}: it was written by another version"
+                    f"{path}: has format {fields['format']!r}, known are {_FORMAT} and {_FORMAT_WITH_ARCHIVES}: it was "
+                    "written by another version"
                 )
             files = [
                 MergedFile(
                     one["name"],
                     tuple(ReplacedFile(**replaced) for replaced in one["replaces"]),
                     one["merged_at_ms"],
+                    one.get("archive", ""),
                 )
                 for one in fields["files"]
             ]
@@ -112,6 +134,61 @@ class CompactionManifest:
     def replaced_names(self) -> frozenset[str]:
         """Names of all files that have been, or are to be, replaced."""
         return frozenset(name for file in self.files for name in file.replaced_names)
+
+    @property
+    def archives(self) -> frozenset[str]:
+        """Names of the archives that count."""
+        return frozenset(file.archive for file in self.files if file.archive)
+
+    def with_archived(self, archives: Mapping[str, ArchivedNames], path: str) -> CompactionManifest:
+        """With what is in the archives, which are those of ``archives``.
+
+        Raises:
+            ManifestDamagedError: an archive has not what it should have.
+        """
+        try:
+            files = [
+                replace(file, replaces=archives[file.archive][file.name]) if file.archive else file
+                for file in self.files
+            ]
+        except KeyError as error:
+            raise ManifestDamagedError(
+                f"{path}: its archives lack what {error} has replaced: they are damaged"
+            ) from error
+        return replace(self, files=tuple(files))
+
+
+ArchivedNames = Mapping[str, tuple[ReplacedFile, ...]]
+"""By merged file what it replaces."""
+
+
+def encode_archive(names: ArchivedNames) -> bytes:
+    """As the content of an archive."""
+    lists = {
+        merged: [[one.name, one.size_bytes] for one in files] for merged, files in names.items()
+    }
+    return gzip.compress(json.dumps(lists).encode(), mtime=0)
+
+
+def decode_archive(content: bytes, path: str) -> ArchivedNames:
+    """Inverse of ``encode_archive``.
+
+    Args:
+        path: for messages.
+
+    Raises:
+        ManifestDamagedError: it is none.
+    """
+    try:
+        lists = json.loads(gzip.decompress(content))
+        return {
+            merged: tuple(ReplacedFile(name, size) for name, size in files)
+            for merged, files in lists.items()
+        }
+    except (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError) as error:
+        raise ManifestDamagedError(
+            f"{path}: is damaged, so which files count cannot be told: {error!r}"
+        ) from error
 
 
 def replaced_place(path: str) -> str:
@@ -135,18 +212,60 @@ def read_manifest(directory: str) -> CompactionManifest | None:
         ManifestDamagedError: it is none.
     """
     path = f"{directory.rstrip('/')}/{MANIFEST}"
-    if not is_s3(directory):
+    for tries_left in reversed(range(_READ_TRIES)):
         try:
-            content = Path(path).read_bytes()
+            content = _content(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return CompactionManifest.decode(content, path)
+        manifest = CompactionManifest.decode(content, path)
+        try:
+            return with_archives(manifest, path, _archive)
+        except FileNotFoundError:
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def with_archives(
+    manifest: CompactionManifest, path: str, read: Callable[[str], ArchivedNames]
+) -> CompactionManifest:
+    """The manifest with what is in its archives.
+
+    Args:
+        path: of the manifest.
+        read: reads an archive, by its path.
+
+    Raises:
+        ManifestDamagedError: an archive is none.
+        OSError, StreamError: ``read`` fails.
+    """
+    if not manifest.archives:
+        return manifest
+    directory = path.rpartition("/")[0]
+    archives = {name: read(f"{directory}/{name}") for name in manifest.archives}
+    return manifest.with_archived(archives, path)
+
+
+@lru_cache(_ARCHIVES_CACHED)
+def _archive(path: str) -> ArchivedNames:
+    """One archive: it never changes, and its name is never given to another."""
+    return decode_archive(_content(path), path)
+
+
+def _content(path: str) -> bytes:
+    """All of a file or an object.
+
+    Raises:
+        OSError: it cannot be read, or is not there.
+    """
+    if not is_s3(path):
+        return Path(path).read_bytes()
     bucket, key = open_bucket(path)
     with as_os_errors(path):
         found = bucket.find(key)
         if found is None:
-            return None
-        return CompactionManifest.decode(bucket.read(found, 0, found.size_bytes), path)
+            raise FileNotFoundError(f"{path} is not there")
+        return bytes(bucket.read(found, 0, found.size_bytes))
 
 
 def in_effect(
@@ -164,7 +283,7 @@ def in_effect(
     for file in manifest.files:
         if file.name in names:
             effective.append(file)
-        elif not file.replaced_names.issubset(names):
+        elif not file.archive and not file.replaced_names.issubset(names):
             is_sure = False
     return effective, is_sure
 

@@ -8,6 +8,8 @@ In each directory of files, one after the other:
 4. The manifest gets their names, and those of the files that they replace; only if nobody has changed it since step 2.
 5. Each merged file gets its name: from here on it counts in the place of the others (see ``compacted``).
 6. These are moved into the hidden directory, and stay there for a while, for those who found them before.
+7. When they are removed, their names go from the manifest into an archive, many at a time: it is written, then the manifest names it; only
+   if nobody has changed it since step 2. What was in archives before goes with them, so that these are few.
 
 Killed at any point, it leaves a directory that reads as before or as afterwards, and the next run goes on from there.
 
@@ -18,6 +20,7 @@ that one a checkpoint or a savepoint may still commit.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -27,10 +30,14 @@ from typing import Final
 from penstock.connectors.compacted import (
     HIDDEN,
     MANIFEST,
+    ArchivedNames,
     CompactionManifest,
     MergedFile,
     ReplacedFile,
+    decode_archive,
+    encode_archive,
     replaced_place,
+    with_archives,
 )
 from penstock.connectors.merged_files import NamedContent, alike, merge
 from penstock.errors import StoreNotFound, StreamError
@@ -39,7 +46,10 @@ from penstock.storage.open_store import is_s3, open_bucket, open_store
 
 TARGET_BYTES: Final = 64 << 20
 KEEP_MS: Final = 7 * 24 * 3600 * 1000
+ARCHIVED_NAMES_MIN: Final = 1000
+"""So many names of removed files may stay in the manifest."""
 _CLAIM_TRIES: Final = 8
+_ARCHIVE: Final = ".names"
 
 _FINAL: Final = re.compile(r"part-\d+-\d+-\d+-[0-9a-z]+-[0-9a-f]+\.(?P<form>parquet|csv|json)")
 _PENDING: Final = re.compile(
@@ -82,12 +92,14 @@ class Plan:
         now_ms: since the epoch.
         target_bytes: size that merged files get; files of half of it are left as they are.
         keep_ms: for how long replaced files stay.
+        archived_names_min: so many names of removed files go into an archive at once.
     """
 
     run: str
     now_ms: int
     target_bytes: int = TARGET_BYTES
     keep_ms: int = KEEP_MS
+    archived_names_min: int = ARCHIVED_NAMES_MIN
 
 
 def compact(directory: str, plan: Plan) -> list[CompactedDirectory]:
@@ -180,10 +192,11 @@ class _DirectoryCompaction:
         for file in manifest.files:
             self._done.ended += self._end(file)
         self._remove_old(manifest)
-        if not self._bins(manifest, uncommitted):
+        if not self._bins(manifest, uncommitted) and not self._to_archive(manifest):
             return self._done
         content, manifest = self._claim()
         self._sweep(manifest)
+        content, manifest = self._archive(content, manifest)
         written = [
             file for names in self._bins(manifest, uncommitted) for file in self._write(names)
         ]
@@ -192,11 +205,7 @@ class _DirectoryCompaction:
         files = tuple(one for one in manifest.files if one.name in self._found.files)
         added = replace(manifest, files=(*files, *written))
         if not self._swap(content, added):
-            delete_all(self._store, [self._at(_new(file.name)) for file in written])
-            raise CompactionSupersededError(
-                f"{self._prefix or 'the directory'}: another compaction has begun since; nothing of this one counts. "
-                "Compact a directory from one place only"
-            )
+            raise self._superseded([_new(file.name) for file in written])
         for file in written:
             self._end(file)
             self._done.merged += len(file.replaces)
@@ -205,6 +214,14 @@ class _DirectoryCompaction:
         self._remove_old(added)
         return self._done
 
+    def _superseded(self, left: Iterable[str]) -> CompactionSupersededError:
+        """The error, when what this one has written is removed."""
+        delete_all(self._store, map(self._at, left))
+        return CompactionSupersededError(
+            f"{self._prefix or 'the directory'}: another compaction has begun since; nothing of this one counts. "
+            "Compact a directory from one place only"
+        )
+
     def _at(self, name: str) -> str:
         return f"{self._prefix}{name}"
 
@@ -212,11 +229,21 @@ class _DirectoryCompaction:
 
     def _read(self) -> tuple[bytes | None, CompactionManifest]:
         path = self._at(MANIFEST)
-        try:
-            content = self._store.get(path)
-        except StoreNotFound:
-            return None, CompactionManifest()
-        return content, CompactionManifest.decode(content, path)
+        for tries_left in reversed(range(_CLAIM_TRIES)):
+            try:
+                content = self._store.get(path)
+            except StoreNotFound:
+                return None, CompactionManifest()
+            manifest = CompactionManifest.decode(content, path)
+            try:
+                return content, with_archives(manifest, path, self._archived)
+            except StoreNotFound:  # the archive has become part of another one since
+                if not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _archived(self, path: str) -> ArchivedNames:
+        return decode_archive(self._store.get(path), path)
 
     def _claim(self) -> tuple[bytes, CompactionManifest]:
         for _ in range(_CLAIM_TRIES):
@@ -233,6 +260,55 @@ class _DirectoryCompaction:
 
     def _swap(self, expected: bytes, manifest: CompactionManifest) -> bool:
         return self._store.compare_and_swap(self._at(MANIFEST), expected, manifest.encode())
+
+    # -- names of files that are gone
+
+    def _to_archive(self, manifest: CompactionManifest) -> list[MergedFile]:
+        """Merged files whose replaced ones are all removed, where they have names enough."""
+        settled = [
+            file
+            for file in manifest.files
+            if not file.archive
+            and file.name in self._found.files
+            and file.merged_at_ms <= self._plan.now_ms - self._plan.keep_ms
+            and not any(
+                one.name in self._found.files
+                or _hidden(replaced_place(one.name)) in self._found.hidden
+                for one in file.replaces
+            )
+        ]
+        names = sum(len(file.replaces) for file in settled)
+        return settled if names >= self._plan.archived_names_min else []
+
+    def _archive(
+        self, content: bytes, manifest: CompactionManifest
+    ) -> tuple[bytes, CompactionManifest]:
+        """Moves names into an archive, and what smaller archives have with them."""
+        archived = {file.name: file for file in self._to_archive(manifest)}
+        if not archived:
+            return content, manifest
+        names = sum(len(file.replaces) for file in archived.values())
+        sizes = Counter(file.archive for file in manifest.files for _ in file.replaces)
+        for older, size in sorted(sizes.items(), key=lambda one: one[1]):
+            if older and size <= 2 * names:
+                archived |= {one.name: one for one in manifest.files if one.archive == older}
+                names += size
+        name = f"{self._plan.run}{_ARCHIVE}"
+        lists = {one.name: one.replaces for one in archived.values()}
+        self._store.put(self._at(f"{HIDDEN}/{name}"), [encode_archive(lists)])
+        changed = replace(
+            manifest,
+            files=tuple(
+                replace(one, archive=name) if one.name in archived else one
+                for one in manifest.files
+                if one.name in self._found.files or not one.archive
+            ),
+        )
+        if not self._swap(content, changed):
+            raise self._superseded([f"{HIDDEN}/{name}"])
+        unnamed = manifest.archives - changed.archives
+        delete_all(self._store, [self._at(f"{HIDDEN}/{one}") for one in sorted(unnamed)])
+        return changed.encode(), changed
 
     # -- writing
 
@@ -266,7 +342,8 @@ class _DirectoryCompaction:
         """Removes what no manifest will ever name, and what was replaced by files that are gone."""
         named = {_hidden(_new(file.name)) for file in manifest.files}
         named |= {_hidden(replaced_place(name)) for name in manifest.replaced_names}
-        endings = (".new", ".replaced")
+        named |= manifest.archives
+        endings = (".new", ".replaced", _ARCHIVE)
         left = [name for name in self._found.hidden if name.endswith(endings) and name not in named]
         delete_all(self._store, [self._at(f"{HIDDEN}/{name}") for name in left])
 
@@ -274,6 +351,13 @@ class _DirectoryCompaction:
 
     def _end(self, file: MergedFile) -> bool:
         """Gives a merged file its name and moves what it replaces; returns whether there was something to do."""
+        if (
+            file.archive
+        ):  # nothing is left to do; another compaction may have made all of it since the listing
+            final = self._at(file.name)
+            if file.name not in self._found.files and final in self._store.sizes([final]):
+                self._found.files[file.name] = ObjectInfo(final, 0, self._plan.now_ms)
+            return False
         new, final = self._at(_new(file.name)), self._at(file.name)
         is_there = file.name in self._found.files
         if not is_there:
@@ -313,7 +397,7 @@ class _DirectoryCompaction:
         places = {
             _hidden(replaced_place(one.name))
             for file in manifest.files
-            if file.merged_at_ms <= oldest_ms
+            if not file.archive and file.merged_at_ms <= oldest_ms
             for one in file.replaces
         }
         old = [name for name in places if name in self._found.hidden]

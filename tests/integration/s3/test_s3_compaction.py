@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock.connectors.compaction import CompactionSupersededError, uncommitte
 from penstock.storage.s3.bucket import S3Bucket
 from tests.integration.s3.conftest import BUCKET, settings_of
 from tests.support.compactions import (
+    NOW_MS,
     Killed,
     ReadingJob,
     fresh_ids,
@@ -100,6 +102,29 @@ def test_killed_at_any_moment_it_is_repeated(
         assert fresh_ids("json", path) == IDS[:6]
         assert len(visible(bucket, f"{prefix}-{step}")) == 1
     assert step > 9
+
+
+def test_names_are_archived_and_each_row_is_read_once(
+    prefix: str, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"s3://{BUCKET}/{prefix}"
+    options = {"keep_ms": 1, "archived_names_min": 3}
+    job = ReadingJob("csv", path, watches=True)
+    for number in range(3):
+        write_files(path, "csv", [(3 * number + place, 1) for place in range(3)])
+        assert job.finish() == list(range(3 * number + 3))
+        job.checkpoint()
+        with stepping(monkeypatch, killing_at(4 + 3 * number)), suppress(Killed):
+            merged(path, now_ms=NOW_MS + 10 * number, **options)
+        assert fresh_ids("csv", path) == list(range(3 * number + 3))
+    for later in (100, 200):
+        merged(path, now_ms=NOW_MS + later, **options)
+    job.restart()
+    assert job.finish() == list(range(9))
+    assert fresh_ids("csv", path) == list(range(9))
+    hidden = [one.key for one in bucket.below(f"{prefix}/_compacted/")]
+    assert len([key for key in hidden if key.endswith(".names")]) == 1
+    assert not [key for key in hidden if key.endswith((".new", ".replaced"))]
 
 
 def test_of_two_at_once_the_first_is_refused(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:

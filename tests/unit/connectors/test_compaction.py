@@ -28,7 +28,7 @@ from penstock.connectors import file_sink
 from penstock.connectors.compacted import MANIFEST, CompactionManifest, replaced_place
 from penstock.connectors.compaction import CompactionSupersededError, uncommitted_names
 from penstock.connectors.files import file_source
-from penstock.errors import JobRejected, TaskFailure
+from penstock.errors import JobRejected, StoreCorrupt, TaskFailure
 from tests.support.compactions import (
     NOW_MS,
     SCHEMA,
@@ -302,6 +302,167 @@ def test_a_merged_file_that_was_removed_is_no_more(tmp_path: Path) -> None:
     merged(path)
     assert fresh_ids("csv", path) == [20, 21, 22, 23]
     assert len(CompactionManifest.decode((tmp_path / MANIFEST).read_bytes(), "").files) == 1
+
+
+def manifest_of(directory: Path) -> CompactionManifest:
+    """As it is stored: without what is in archives."""
+    return CompactionManifest.decode((directory / MANIFEST).read_bytes(), "")
+
+
+def grown(path: str, rounds: range, **options: Any) -> None:
+    """In each round some small files come and are merged; those of the round before are removed for good."""
+    for number in rounds:
+        write_files(path, "csv", [(10 * number + place, 1) for place in range(10)])
+        merged(path, now_ms=NOW_MS + number, keep_ms=1, archived_names_min=10, **options)
+
+
+def test_the_manifest_grows_with_what_is_there(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    grown(path, range(4))
+    sizes = []
+    for first in (4, 12):
+        grown(path, range(first, first + 8), target_bytes=1 << 10)
+        files = manifest_of(tmp_path).files
+        in_manifest = [len(one.replaces) for one in files if not one.archive]
+        assert sum(in_manifest) <= 20  # of the last rounds
+        assert len(files) == first + 8
+        archives = list((tmp_path / MANIFEST).parent.glob("*.names"))
+        assert len(archives) <= 4
+        assert {one.name for one in archives} == manifest_of(tmp_path).archives
+        sizes.append((tmp_path / MANIFEST).stat().st_size)
+    assert sizes[1] - sizes[0] < 8 * 200  # one line for each merged file
+    assert fresh_ids("csv", path) == list(range(200))
+    # A merged file that the user removes takes its line along.
+    for file in sorted(visible(tmp_path), key=lambda one: one.stat().st_mtime_ns)[:5]:
+        file.unlink()
+    left = fresh_ids("csv", path)
+    grown(path, range(20, 23))
+    assert len(manifest_of(tmp_path).files) == 18
+    assert fresh_ids("csv", path) == [*left, *range(200, 230)]
+
+
+def test_who_comes_late_reads_nothing_twice_whose_names_were_archived(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    write_files(path, "csv", [(place, 1) for place in range(10)])
+    job, half = (ReadingJob("csv", path, watches=True) for _ in range(2))
+    for one in (job, half):
+        one.discover()
+    for _ in range(10):
+        job.read(random.Random(1))
+    for _ in range(5):
+        half.read(random.Random(1))
+    for one in (job, half):
+        one.checkpoint()
+    merged(path, keep_ms=1)
+    grown(path, range(1, 7))
+    assert manifest_of(tmp_path).files[0].archive
+    for one in (job, half):
+        one.restart()
+    assert job.finish() == list(range(70))
+    with pytest.raises(TaskFailure, match="cannot be read"):  # as before: its files are removed
+        half.finish()
+
+
+def test_at_every_moment_at_which_names_are_archived_each_row_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path)
+    job = ReadingJob("csv", path, watches=True)
+    grown(path, range(3))
+    looks = []
+
+    def look(number: int) -> None:
+        looks.append(number)
+        assert fresh_ids("csv", path) == list(range(40))
+        assert job.finish() == list(range(40))
+        job.checkpoint()
+        job.restart()
+
+    write_files(path, "csv", [(30 + place, 1) for place in range(10)])
+    with stepping(monkeypatch, look):
+        merged(path, now_ms=NOW_MS + 10, keep_ms=1, archived_names_min=10)
+    assert any(one.archive for one in manifest_of(tmp_path).files)
+    assert len(looks) > 10
+
+
+def test_killed_while_it_archives_it_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = tmp_path / "original"
+    grown(str(original), range(3))
+    grown(str(original), range(3, 5))
+    write_files(str(original), "csv", [(50, 1)])
+    options = {"now_ms": NOW_MS + 100, "keep_ms": 1, "archived_names_min": 10}
+    for step in range(100):
+        place = tmp_path / f"killed-{step}"
+        shutil.copytree(original, place)
+        job = ReadingJob("csv", str(place), watches=True)
+        with stepping(monkeypatch, killing_at(step)):
+            try:
+                merged(str(place), **options)
+            except Killed:
+                assert fresh_ids("csv", str(place)) == list(range(51))
+                job.finish()
+            else:
+                break
+        merged(str(place), **options)
+        write_files(str(place), "csv", [(51, 1), (52, 1)])
+        merged(str(place), **options | {"now_ms": NOW_MS + 200})
+        assert fresh_ids("csv", str(place)) == list(range(53))
+        assert job.finish() == list(range(53))
+        manifest = manifest_of(place)
+        assert {one.name for one in place.rglob("*.names")} == manifest.archives
+        assert len({one.archive for one in manifest.files}) <= 3
+    assert step > 10
+
+
+def test_of_two_that_archive_at_once_the_first_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path)
+    grown(path, range(3))
+    options: dict[str, Any] = {"keep_ms": 1, "archived_names_min": 10}
+    for number in range(8):
+        write_files(path, "csv", [(30 + 10 * number + place, 1) for place in range(10)])
+        now_ms = NOW_MS + 100 * (number + 1)
+
+        def other(step: int, at: int = number, now_ms: int = now_ms) -> None:
+            if step == at:
+                merged(path, now_ms=now_ms + 50, **options)
+
+        with stepping(monkeypatch, other), contextlib.suppress(CompactionSupersededError):
+            merged(path, now_ms=now_ms, **options)
+        assert fresh_ids("csv", path) == list(range(40 + 10 * number))
+    merged(path, now_ms=NOW_MS + 10_000, **options)
+    assert {one.name for one in tmp_path.rglob("*.names")} == manifest_of(tmp_path).archives
+
+
+def test_what_was_archived_is_not_committed_again_nor_missing(tmp_path: Path) -> None:
+    writer = opened(file_sink("csv", tmp_path))
+    writer.write(batch())
+    committables = prepare(writer)
+    writer.commit(committables)
+    path = str(tmp_path)
+    write_files(path, "csv", [(100 + place, 1) for place in range(9)])
+    merged(path, keep_ms=1)
+    grown(path, range(20, 24))
+    assert manifest_of(tmp_path).files[0].archive
+    before = fresh_ids("csv", path)
+    own = opened(file_sink("csv", tmp_path), attempt=1)
+    own.recover(committables)
+    own.commit(committables)
+    assert fresh_ids("csv", path) == before
+
+
+def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    grown(path, range(4))
+    for archive in tmp_path.rglob("*.names"):
+        archive.write_bytes(b"no archive")
+    with pytest.raises(JobRejected, match=r"\.names: is damaged"):
+        file_source("csv", path, schema=SCHEMA)
+    with pytest.raises(StoreCorrupt, match=r"\.names: is damaged"):
+        merged(path)
 
 
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
