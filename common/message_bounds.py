@@ -31,8 +31,8 @@ _TEXT_MAX = 4 * 1024 * 1024
 NAMES = _words(
     """
     artifact backend cloudpickle_version cluster_id codec key_codec collect_id colocation_group column compression delimiter directory display_name
-    edge_id error_class exception file format function host host_id id incarnation instance job_id job_name kind name operator
-    operator_uid path checkpoint_directory promoted_as python_version client_version rpc_address side_tag slot_group target
+    edge_id error_class exception file format function host host_id id incarnation instance java_version job_id job_name kind name operator
+    operator_uid path checkpoint_directory shared_directory promoted_as python_version client_version rpc_address side_tag slot_group target
     slot_id operation_id source_vertex store tag target_vertex taskmanager_id tcp_host uid unix_path updates_of version vertex late_tag key
     """
 )
@@ -83,6 +83,7 @@ COUNTS: dict[str, int] = {
     "key_columns": 10_000,
     "partition_by": 10_000,
     "unread_columns": 100_000,
+    "input_schemas": 1_000,
     "nulls": 10_000,
     "optional": 100_000,
     "lines": 100_000,
@@ -121,6 +122,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "index": (0, _INDEX_MAX),
     "operator_index": (-1, _INDEX_MAX),
     "target_input": (0, 1_000),
+    "cores": (0, 1_024),
     "parallelism": (0, _INDEX_MAX),
     "max_parallelism": (0, _INDEX_MAX),
     "target_parallelism": (0, _INDEX_MAX),
@@ -131,6 +133,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "partition_count": (0, 1_000_000),
     "split_parallelism": (0, _INDEX_MAX),
     "dropped": (0, 2**31 - 1),
+    "timeout_ms": (0, 10 * 366 * 24 * 3600 * 1000),
     "interval_ms": (0, 7 * 24 * 3600 * 1000),
     "heartbeat_interval_ms": (1, 365 * 24 * 3600 * 1000),
     "heartbeat_timeout_ms": (1, 365 * 24 * 3600 * 1000),

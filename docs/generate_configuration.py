@@ -29,6 +29,7 @@ GROUPS = {
     "S3": ("s3.",),
     "State": ("state.",),
     "Restarts": ("restart-strategy.",),
+    "Spark": ("spark.", "execution.spark."),
     "JobManager": ("jobmanager.",),
     "High availability": ("high-availability.", "client."),
     "TaskManager": ("taskmanager.",),

@@ -41,6 +41,7 @@ class RegisterTaskManagerRequest(_message.Message):
     PARTITION_ENDPOINT_FIELD_NUMBER: _builtins.int
     HOLDINGS_FIELD_NUMBER: _builtins.int
     HELD_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    JAVA_VERSION_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     rpc_address: _builtins.str
     """host:port of TaskManagerInternal."""
@@ -51,6 +52,8 @@ class RegisterTaskManagerRequest(_message.Message):
     pid: _builtins.int
     incarnation: _builtins.str
     """New at each start of the daemon: a restarted TaskManager of the same id holds nothing of the old one."""
+    java_version: _builtins.str
+    """Of the Java that Spark would be started with, "17.0.15"; "" = there is none."""
     @_builtins.property
     def packages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Installed distributions, "name==version", for --requirements."""
@@ -80,10 +83,11 @@ class RegisterTaskManagerRequest(_message.Message):
         partition_endpoint: Global___DataEndpoint | None = ...,
         holdings: Global___Holdings | None = ...,
         held_attempts: _abc.Iterable[Global___HeldAttempt] | None = ...,
+        java_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["holdings", b"holdings", "partition_endpoint", b"partition_endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloudpickle_version", b"cloudpickle_version", "held_attempts", b"held_attempts", "holdings", b"holdings", "incarnation", b"incarnation", "packages", b"packages", "partition_endpoint", b"partition_endpoint", "pid", b"pid", "python_version", b"python_version", "rpc_address", b"rpc_address", "slots", b"slots", "taskmanager_id", b"taskmanager_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloudpickle_version", b"cloudpickle_version", "held_attempts", b"held_attempts", "holdings", b"holdings", "incarnation", b"incarnation", "java_version", b"java_version", "packages", b"packages", "partition_endpoint", b"partition_endpoint", "pid", b"pid", "python_version", b"python_version", "rpc_address", b"rpc_address", "slots", b"slots", "taskmanager_id", b"taskmanager_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

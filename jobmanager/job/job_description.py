@@ -26,8 +26,9 @@ from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.scheduler.admission import CodeStamp, TaskManagerFacts, admission_problem
 from jobmanager.stores.artifact_store import ArtifactStore
 from penstock.config import Configuration
-from penstock.errors import JobRejected, StoreTransient, Unrecoverable
+from penstock.errors import ConfigurationError, JobRejected, StoreTransient, Unrecoverable
 from penstock.graph.job_graph import validate
+from penstock.graph.operator_checks import runs_on_spark
 from penstock.graph.persisted import persist_sinks
 from penstock.pb import graph_pb2
 from penstock.storage.memory_store import MemoryStore
@@ -189,6 +190,21 @@ def check_checkpoint_directory(job: JobDescription) -> None:
         ) from error
 
 
+def _needs_java(graph: graph_pb2.JobGraph, config: Configuration) -> bool:
+    """Whether slots start Spark for the job.
+
+    Raises:
+        JobRejected: Spark cannot run as the configuration says.
+    """
+    if not runs_on_spark(graph):
+        return False
+    try:
+        config.check_spark()
+    except ConfigurationError as error:
+        raise JobRejected(f"job {graph.name!r} runs on Spark: {error}") from error
+    return not config.spark_keys.get("spark.remote")
+
+
 def describe(
     job_id: str,
     graph: graph_pb2.JobGraph,
@@ -231,7 +247,12 @@ def describe(
         raise JobRejected(
             f"job {graph.name!r} names artifacts that were not uploaded: {', '.join(names)}"
         )
-    stamp = CodeStamp(graph.python_version, graph.cloudpickle_version, tuple(graph.requirements))
+    stamp = CodeStamp(
+        graph.python_version,
+        graph.cloudpickle_version,
+        tuple(graph.requirements),
+        needs_java=_needs_java(graph, config),
+    )
     refusal = admission_problem(stamp, facts())
     if refusal is not None:
         raise refusal

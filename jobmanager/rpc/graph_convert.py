@@ -21,7 +21,7 @@ from jobmanager.rpc.persisted_convert import persisted_edges, persisted_source
 from penstock.connectors.source import Split
 from penstock.errors import JobRejected, StreamError
 from penstock.graph.job_graph import commits_output
-from penstock.graph.operator_checks import is_partial
+from penstock.graph.operator_checks import is_partial, is_spark_operator
 from penstock.graph.speculation import why_not_speculative
 from penstock.pb import client_pb2, graph_pb2
 from penstock.storage.manifest import properties_message
@@ -73,7 +73,9 @@ def plan_of(graph: graph_pb2.JobGraph) -> JobPlan:
                 source_uids=tuple(
                     operator.uid
                     for operator in vertex.operators
-                    if operator.HasField("source") and persisted_source(vertex) is None
+                    if operator.HasField("source")
+                    and persisted_source(vertex) is None
+                    and not is_spark_operator(operator)
                 ),
                 colocation_group=vertex.colocation_group,
                 commits_output=commits_output(vertex),

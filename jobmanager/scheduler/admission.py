@@ -17,6 +17,9 @@ from packaging.version import InvalidVersion, Version
 
 from penstock.errors import JobRejected, ProtocolMismatch, StreamError
 
+JAVA_MIN = 17
+"""Of the Spark that belongs to this version."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskManagerFacts:
@@ -24,21 +27,28 @@ class TaskManagerFacts:
 
     Attributes:
         packages: installed distributions, "name==version".
+        java_version: "17.0.15", "" where there is no Java.
     """
 
     taskmanager_id: str
     python_version: str
     cloudpickle_version: str
     packages: tuple[str, ...] = ()
+    java_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeStamp:
-    """What a job's code needs; "" where it ships no pickles."""
+    """What a job's code needs; "" where it ships no pickles.
+
+    Attributes:
+        needs_java: slots start Spark for it.
+    """
 
     python_version: str = ""
     cloudpickle_version: str = ""
     requirements: tuple[str, ...] = ()
+    needs_java: bool = False
 
 
 def admission_problem(
@@ -55,6 +65,12 @@ def admission_problem(
         )
         if problem is not None:
             return problem
+        if stamp.needs_java and _java_major(facts.java_version) < JAVA_MIN:
+            return JobRejected(
+                f"the job runs on Spark, which needs Java {JAVA_MIN} or newer, and TaskManager {facts.taskmanager_id} "
+                f"has {facts.java_version or 'none'}: install it there (Debian: openjdk-17-jre-headless) and set "
+                "JAVA_HOME, or name a server of Spark Connect with spark.remote"
+            )
         missing = _unmet(requirements, facts)
         if missing:
             return JobRejected(
@@ -87,6 +103,15 @@ def stamp_problem(
             f"cloudpickle=={cloudpickle_version} where the job is submitted"
         )
     return None
+
+
+def _java_major(version: str) -> int:
+    """17 of "17.0.15", 8 of "1.8.0_402", 0 of none."""
+    first, _, rest = version.partition(".")
+    if first == "1":
+        first = rest.partition(".")[0]
+    digits = first.partition("-")[0]
+    return int(digits) if digits.isdecimal() else 0
 
 
 def _minor(version: str) -> str:

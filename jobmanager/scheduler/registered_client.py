@@ -113,6 +113,7 @@ def facts_of(request: internal_pb2.RegisterTaskManagerRequest) -> TaskManagerFac
         request.python_version,
         request.cloudpickle_version,
         tuple(request.packages),
+        request.java_version,
     )
 
 

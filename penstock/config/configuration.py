@@ -14,6 +14,14 @@ from penstock.config.checkpoint_keys import CheckpointKeys
 from penstock.config.daemon_keys import DaemonKeys
 from penstock.config.high_availability_keys import HighAvailabilityKeys
 from penstock.config.job_keys import JobKeys
+from penstock.config.spark_keys import (
+    SPARK_OWN_KEYS,
+    SparkKeys,
+    is_secret_spark_key,
+    is_spark_key,
+    spark_problem,
+    spark_text,
+)
 from penstock.errors import ConfigurationError
 from penstock.storage.open_store import open_store
 from penstock.storage.s3.settings import S3Settings
@@ -28,7 +36,7 @@ DEFAULT_CHECKPOINT_INTERVAL_MS = 10_000
 """Committing sinks need checkpoints: in streaming mode they are on unless they are turned off."""
 
 
-class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys):
+class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys, SparkKeys):
     """All settings of a cluster and of a job. Durations are milliseconds, sizes bytes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=False)
@@ -177,6 +185,26 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys):
         )
 
     @property
+    def spark_keys(self) -> dict[str, str]:
+        """Spark's own keys."""
+        return dict(self.spark_own or ())
+
+    @property
+    def spark_secrets(self) -> list[str]:
+        """Those of Spark's own keys whose values are secret."""
+        return [key for key in self.spark_keys if is_secret_spark_key(key)]
+
+    def check_spark(self) -> None:
+        """Checks the keys of a job that runs something on Spark.
+
+        Raises:
+            ConfigurationError: Spark cannot run so.
+        """
+        problem = spark_problem(self.spark_keys, self.execution_spark_directory)
+        if problem:
+            raise ConfigurationError(problem)
+
+    @property
     def is_speculative(self) -> bool:
         """Whether slow subtasks may get a second attempt: batch jobs that take no checkpoints."""
         is_batch = self.runtime_mode == "batch" and self.checkpoint_interval_ms is None
@@ -198,10 +226,19 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys):
         """
         flat = dict(_flatten("", values))
         for key in flat:
-            if key not in _FIELD_BY_KEY:
+            if not is_known_key(key):
                 raise ConfigurationError(_unknown_key(key))
+        if flat.get(SPARK_OWN_KEYS) is not None:
+            raise ConfigurationError(
+                f"{SPARK_OWN_KEYS} stands for keys of Spark's own: write each by its name, as spark.master"
+            )
+        given = {key: value for key, value in flat.items() if is_spark_key(key)}
+        of_spark = {key: spark_text(value) for key, value in given.items() if value is not None}
+        values = {key: value for key, value in flat.items() if key not in given}
+        if of_spark:
+            values[SPARK_OWN_KEYS] = tuple(sorted(of_spark.items()))
         try:
-            return cls.model_validate(flat)
+            return cls.model_validate(values)
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"][:1])
@@ -258,17 +295,19 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys):
         return self.from_mapping({**kept, **keys})
 
     def of_job(self) -> dict[str, str]:
-        """``to_mapping`` without what is a matter of each process, and may be secret: how it reaches S3, whom it believes."""
+        """``to_mapping`` without what is a matter of each process, and may be secret: how it reaches S3, whom it believes,
+        secrets of Spark's."""
         return {
             key: value
             for key, value in self.to_mapping().items()
-            if not key.startswith(_OF_EACH_PROCESS)
+            if not (key.startswith(_OF_EACH_PROCESS) or is_secret_spark_key(key))
         }
 
     def to_mapping(self) -> dict[str, str]:
         """The keys that were set, as text: where it is merged, one that says the default counts too."""
         values = self.model_dump(exclude_unset=True, exclude_none=True)
-        return {
+        own = dict(values.pop("spark_own", ()))
+        return own | {
             _KEY_BY_FIELD[name]: str(value).lower() if isinstance(value, bool) else str(value)
             for name, value in values.items()
         }
@@ -287,6 +326,11 @@ _LIMITS_OF_FAILURES = (
 def is_of_restart_strategy(key: str) -> bool:
     """Whether a key chooses a restart strategy or is one of its numbers; limits on failures are neither."""
     return key.startswith("restart-strategy.") and key not in _LIMITS_OF_FAILURES
+
+
+def is_known_key(key: str) -> bool:
+    """Whether a configuration may have the key."""
+    return key in _FIELD_BY_KEY or is_spark_key(key)
 
 
 def known_keys() -> list[str]:
@@ -321,7 +365,7 @@ def parse_override(text: str) -> tuple[str, str]:
     if not equals:
         raise ConfigurationError(f"-D {text}: write -D key=value")
     key = key.strip()
-    if key not in _FIELD_BY_KEY:
+    if not is_known_key(key):
         raise ConfigurationError(_unknown_key(key))
     return key, value.strip()
 

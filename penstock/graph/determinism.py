@@ -17,6 +17,7 @@ from penstock.graph.logical import (
     ReadSource,
     RowFunction,
     RunningAggregate,
+    SparkStage,
     WindowAggregate,
 )
 from penstock.pb import graph_pb2
@@ -47,8 +48,8 @@ def is_python(node: Node) -> bool:
     """
     operation = node.operation
     if isinstance(operation, ReadSource):
-        return operation.spec.WhichOneof("kind") == "custom"
-    return isinstance(operation, (RowFunction, BatchFunction, Process))
+        return operation.spec.WhichOneof("kind") in ("custom", "spark")
+    return isinstance(operation, (RowFunction, BatchFunction, Process, SparkStage))
 
 
 def never_deterministic(node: Node) -> str:

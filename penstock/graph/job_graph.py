@@ -21,7 +21,9 @@ from penstock.graph.operator_checks import (
     decode_schema,
     grouping_keys,
     has_two_inputs,
+    input_schemas,
     is_partial,
+    is_spark_operator,
     late_tag,
     operator_where,
     second_keys,
@@ -180,6 +182,8 @@ def _check_chain(vertex: graph_pb2.Vertex, artifacts: set[str], placed: PlacedRo
             raise JobRejected(f"{where}: a source cannot read from another operator")
         if has_two_inputs(operator):
             raise JobRejected(f"{where}: it has two inputs, so it must be the first of its vertex")
+        if is_spark_operator(operator):
+            raise JobRejected(f"{where}: it runs on Spark, so it must be the first of its vertex")
         if not operator.HasField("input") or not 0 <= operator.input.operator_index < index:
             raise JobRejected(f"{where}: it does not read from an operator before it in its chain")
         parent = vertex.operators[operator.input.operator_index]
@@ -208,7 +212,7 @@ def _check_inputs(
     _check_target_inputs(head, edges, where)
     for edge in edges:
         edge_schema = decode_schema(edge.schema, where)
-        given = head.second_input_schema if edge.target_input else head.input_schema
+        given = input_schemas(head)[edge.target_input]
         _check_same_schema(edge_schema, decode_schema(given, where), where)
     keys = grouping_keys(head)
     if keys is not None and not is_partial(head):
@@ -219,8 +223,8 @@ def _check_inputs(
 
 
 def _check_target_inputs(head: graph_pb2.Operator, edges: list[graph_pb2.Edge], where: str) -> None:
-    """An operator with two inputs reads from both, every other one from its only one."""
-    wanted = {0, 1} if has_two_inputs(head) else {0}
+    """An operator with several inputs reads from all, every other one from its only one."""
+    wanted = set(range(len(input_schemas(head))))
     found = {edge.target_input for edge in edges}
     if found != wanted:
         raise JobRejected(

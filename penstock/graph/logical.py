@@ -161,6 +161,20 @@ class Join:
 
 
 @dataclass(frozen=True, slots=True)
+class SparkStage:
+    """A function of the user's that takes and returns Spark DataFrames: of all its rows at once.
+
+    Attributes:
+        timeout_ms: how long it may take, 0 = as long as it likes.
+        cores: of Spark in local mode, 0 = as many as the TaskManager has slots.
+    """
+
+    function: object
+    timeout_ms: int
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
 class WriteSink:
     """Rows to the outside.
 
@@ -189,6 +203,7 @@ Operation = (
     | RunningAggregate
     | Process
     | Join
+    | SparkStage
     | WriteSink
     | Union
 )
@@ -197,6 +212,13 @@ Operation = (
 def is_key_function(operation: Operation) -> bool:
     """Whether it is the function of ``key_by(fn)``."""
     return isinstance(operation, RowFunction) and operation.kind == graph_pb2.ROW_FUNCTION_KIND_KEY
+
+
+def is_spark(operation: Operation) -> bool:
+    """Whether Spark does it."""
+    if isinstance(operation, ReadSource):
+        return operation.spec.WhichOneof("kind") == "spark"
+    return isinstance(operation, SparkStage)
 
 
 # ---------------------------------------------------------------- nodes
@@ -363,6 +385,8 @@ class Node:
             )
         if isinstance(self.operation, Join):
             return f"operator {self.name!r} has no side output {tag!r}: a join has none"
+        if is_spark(self.operation):
+            return f"operator {self.name!r} has no side output {tag!r}: what runs on Spark has none"
         if not tags and self.is_grouping:
             return (
                 f"operator {self.name!r} has no side output {tag!r}: it gets one by "
@@ -389,6 +413,14 @@ def input_has_event_time(source: NodeInput) -> bool:
     if not source.tag:
         return source.node.has_event_time
     return source.tag == source.node.late_tag and input_has_event_time(source.node.inputs[0])
+
+
+def endless_input(source: NodeInput) -> str:
+    """The name of a source that reads without end in front of an input, "" = there is none."""
+    for node in reachable([source.node]):
+        if isinstance(node.operation, ReadSource) and not node.operation.spec.bounded:
+            return node.name
+    return ""
 
 
 def reachable(sinks: list[Node]) -> list[Node]:

@@ -14,6 +14,7 @@ from penstock.graph.window_spec import is_event_time
 from penstock.naming import nearest_hint
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
+from penstock.rows.spark_types import check_for_spark, check_from_spark
 
 ERROR_COLUMN = "error"
 """Column that a side output of bad records adds to the operator's input."""
@@ -122,6 +123,25 @@ def has_two_inputs(operator: graph_pb2.Operator) -> bool:
     return kind == "join" or (kind == "process" and operator.process.kind in _TWO_INPUT_KINDS)
 
 
+def is_spark_operator(operator: graph_pb2.Operator) -> bool:
+    """Whether Spark does it."""
+    kind = operator.WhichOneof("spec")
+    return kind == "spark" or (kind == "source" and operator.source.WhichOneof("kind") == "spark")
+
+
+def runs_on_spark(graph: graph_pb2.JobGraph) -> bool:
+    """Whether a job has anything that Spark does."""
+    return any(is_spark_operator(one) for vertex in graph.vertices for one in vertex.operators)
+
+
+def input_schemas(operator: graph_pb2.Operator) -> list[bytes]:
+    """The schema of each input of the first operator of a vertex."""
+    if operator.WhichOneof("spec") == "spark":
+        return list(operator.spark.input_schemas)
+    second = [operator.second_input_schema] if has_two_inputs(operator) else []
+    return [operator.input_schema, *second]
+
+
 def second_keys(operator: graph_pb2.Operator) -> tuple[str, ...] | None:
     """The keys that rows of the second input are routed by; () = they go to all subtasks, None = any way."""
     if operator.WhichOneof("spec") == "join":
@@ -204,6 +224,8 @@ def check_operator(operator: graph_pb2.Operator, where: str, artifacts: set[str]
         _check_process(operator, given, where)
     elif kind == "join":
         _check_join(operator, given, output, where)
+    elif kind == "spark":
+        _check_spark(operator, output, where)
     else:
         _check_grouping(operator, given, where)
 
@@ -229,10 +251,25 @@ def _check_schema(schema: pa.Schema, where: str) -> None:
 def _check_source(source: graph_pb2.SourceSpec, where: str, artifacts: set[str]) -> None:
     if source.WhichOneof("kind") is None:
         raise JobRejected(f"{where}: it does not say what to read")
+    if source.WhichOneof("kind") == "spark" and source.spark.input_schemas:
+        raise JobRejected(f"{where}: a source on Spark has no inputs")
     if source.WhichOneof("kind") == "arrow":
         artifact = source.arrow.artifact
         if not _ARTIFACT_ID.fullmatch(artifact) or artifact not in artifacts:
             raise JobRejected(f"{where}: its table {artifact!r} is not among the job's artifacts")
+
+
+def _check_spark(operator: graph_pb2.Operator, output: pa.Schema, where: str) -> None:
+    schemas = [decode_schema(schema, where) for schema in operator.spark.input_schemas]
+    for schema in schemas:
+        check_for_spark(where, schema)
+    check_from_spark(where, output)
+    if not schemas or EVENT_TIME in {
+        name for schema in (*schemas, output) for name in schema.names
+    }:
+        raise JobRejected(
+            f"{where}: a Spark stage has inputs, and neither reads nor makes event time"
+        )
 
 
 def _check_grouping(operator: graph_pb2.Operator, given: pa.Schema, where: str) -> None:

@@ -153,8 +153,8 @@ def operator_detail(operator: graph_pb2.Operator) -> str:
         case "row_function":
             rows = operator.row_function
             return f"{_ROW_FUNCTIONS[rows.kind]}({rows.function.display_name})"
-        case "batch_function":
-            return operator.batch_function.function.display_name
+        case "batch_function" | "spark" as kind:
+            return str(getattr(operator, kind).function.display_name)
         case "event_time":
             time = operator.event_time
             if time.in_any_order:
@@ -217,6 +217,8 @@ def _source_detail(source: graph_pb2.SourceSpec) -> str:
             return f"{source.socket.host}:{source.socket.port}"
         case "persisted":
             return f"{source.persisted.name} of job {source.persisted.job_id}"
+        case "spark":
+            return source.spark.function.display_name
         case _:
             return source.custom.display_name
 

@@ -196,6 +196,10 @@ def _own_difference(operator: graph_pb2.Operator, tag: str) -> str:
             return f"what {name} reads from a socket cannot be read again"
         case "source" if operator.source.WhichOneof("kind") == "custom":
             return _undeclared(name, operator.source.custom)
+        case "source" if operator.source.WhichOneof("kind") == "spark":
+            return _undeclared(name, operator.source.spark.function)
+        case "spark":
+            return _undeclared(name, operator.spark.function)
         case "row_function":
             return _undeclared(name, operator.row_function.function)
         case "batch_function":
@@ -269,6 +273,10 @@ def _own_reordering(operator: graph_pb2.Operator) -> str:
             return f"the results of {name} have no fixed order"
         case "process" if operator.process.kind in _WITH_TIMERS:
             return f"the timers of {name} fire when watermarks arrive"
+        case "spark":
+            return f"Spark gives the rows of {name} out in no fixed order"
+        case "source" if operator.source.WhichOneof("kind") == "spark":
+            return f"Spark gives the rows of {name} out in no fixed order"
         case "source" if operator.source.persisted.partition_count > 1:
             return f"the subtasks of {name} may read several partitions"
         case _:

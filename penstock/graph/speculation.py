@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from penstock.graph.exchanges import BLOCKING, PIPELINED, exchange_name
+from penstock.graph.operator_checks import is_spark_operator
 from penstock.pb import graph_pb2
 
 
@@ -36,6 +37,8 @@ def _why_not(vertex: graph_pb2.Vertex, edges: Iterable[graph_pb2.Edge]) -> str:
     if vertex.colocation_group:
         return f"it is colocated as {vertex.colocation_group}"
     for operator in vertex.operators:
+        if is_spark_operator(operator):
+            return f"{operator.name!r} runs on Spark, which has second attempts of its own"
         if operator.HasField("sink") and not operator.sink.supports_concurrent_attempts:
             return f"sink {operator.name!r} does not support concurrent attempts"
     return ""

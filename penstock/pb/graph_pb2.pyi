@@ -454,6 +454,7 @@ class SourceSpec(_message.Message):
     SOCKET_FIELD_NUMBER: _builtins.int
     CUSTOM_FIELD_NUMBER: _builtins.int
     PERSISTED_FIELD_NUMBER: _builtins.int
+    SPARK_FIELD_NUMBER: _builtins.int
     BOUNDED_FIELD_NUMBER: _builtins.int
     bounded: _builtins.bool
     @_builtins.property
@@ -470,6 +471,8 @@ class SourceSpec(_message.Message):
     def custom(self) -> Global___Function: ...
     @_builtins.property
     def persisted(self) -> Global___PersistedSource: ...
+    @_builtins.property
+    def spark(self) -> Global___SparkSpec: ...
     def __init__(
         self,
         *,
@@ -480,13 +483,14 @@ class SourceSpec(_message.Message):
         socket: Global___SocketSource | None = ...,
         custom: Global___Function | None = ...,
         persisted: Global___PersistedSource | None = ...,
+        spark: Global___SparkSpec | None = ...,
         bounded: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "custom", b"custom", "files", b"files", "generator", b"generator", "kind", b"kind", "nexmark", b"nexmark", "persisted", b"persisted", "socket", b"socket"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "custom", b"custom", "files", b"files", "generator", b"generator", "kind", b"kind", "nexmark", b"nexmark", "persisted", b"persisted", "socket", b"socket", "spark", b"spark"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "bounded", b"bounded", "custom", b"custom", "files", b"files", "generator", b"generator", "kind", b"kind", "nexmark", b"nexmark", "persisted", b"persisted", "socket", b"socket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrow", b"arrow", "bounded", b"bounded", "custom", b"custom", "files", b"files", "generator", b"generator", "kind", b"kind", "nexmark", b"nexmark", "persisted", b"persisted", "socket", b"socket", "spark", b"spark"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["files", "arrow", "generator", "nexmark", "socket", "custom", "persisted"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["files", "arrow", "generator", "nexmark", "socket", "custom", "persisted", "spark"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1502,6 +1506,44 @@ class PersistSink(_message.Message):
 Global___PersistSink: _TypeAlias = PersistSink  # noqa: Y015
 
 @_typing.final
+class SparkSpec(_message.Message):
+    """A function of Spark DataFrames, which runs as one task: whole inputs in, one whole output out. As a source it
+    has no inputs, and its function takes the session.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FUNCTION_FIELD_NUMBER: _builtins.int
+    INPUT_SCHEMAS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    CORES_FIELD_NUMBER: _builtins.int
+    timeout_ms: _builtins.int
+    """How long it may take, 0 = as long as it likes."""
+    cores: _builtins.int
+    """Of Spark in local mode; 0 = as many as the TaskManager has slots."""
+    @_builtins.property
+    def function(self) -> Global___Function: ...
+    @_builtins.property
+    def input_schemas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Arrow IPC schema of each input, by its number."""
+
+    def __init__(
+        self,
+        *,
+        function: Global___Function | None = ...,
+        input_schemas: _abc.Iterable[_builtins.bytes] | None = ...,
+        timeout_ms: _builtins.int = ...,
+        cores: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["function", b"function"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "function", b"function", "input_schemas", b"input_schemas", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SparkSpec: _TypeAlias = SparkSpec  # noqa: Y015
+
+@_typing.final
 class PassSpec(_message.Message):
     """Passes rows on. Stands where streams meet (union) or where a property needs an operator to carry it."""
 
@@ -1573,6 +1615,7 @@ class Operator(_message.Message):
     PASS_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
     JOIN_FIELD_NUMBER: _builtins.int
+    SPARK_FIELD_NUMBER: _builtins.int
     uid: _builtins.str
     """Stable identity of the operator's state; derived from the place in the graph when uid_is_generated."""
     uid_is_generated: _builtins.bool
@@ -1619,6 +1662,8 @@ class Operator(_message.Message):
     def process(self) -> Global___ProcessSpec: ...
     @_builtins.property
     def join(self) -> Global___JoinSpec: ...
+    @_builtins.property
+    def spark(self) -> Global___SparkSpec: ...
     def __init__(
         self,
         *,
@@ -1644,12 +1689,13 @@ class Operator(_message.Message):
         sink: Global___SinkSpec | None = ...,
         process: Global___ProcessSpec | None = ...,
         join: Global___JoinSpec | None = ...,
+        spark: Global___SparkSpec | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "event_time", b"event_time", "filter", b"filter", "input", b"input", "join", b"join", "on_error", b"on_error", "pass", b"pass", "process", b"process", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "sink", b"sink", "source", b"source", "spec", b"spec", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "event_time", b"event_time", "filter", b"filter", "input", b"input", "join", b"join", "on_error", b"on_error", "pass", b"pass", "process", b"process", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "sink", b"sink", "source", b"source", "spark", b"spark", "spec", b"spec", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "deterministic", b"deterministic", "event_time", b"event_time", "filter", b"filter", "input", b"input", "input_schema", b"input_schema", "join", b"join", "name", b"name", "on_error", b"on_error", "output_schema", b"output_schema", "pass", b"pass", "process", b"process", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "second_input_schema", b"second_input_schema", "sink", b"sink", "source", b"source", "spec", b"spec", "uid", b"uid", "uid_is_generated", b"uid_is_generated", "unread_columns", b"unread_columns", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "deterministic", b"deterministic", "event_time", b"event_time", "filter", b"filter", "input", b"input", "input_schema", b"input_schema", "join", b"join", "name", b"name", "on_error", b"on_error", "output_schema", b"output_schema", "pass", b"pass", "process", b"process", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "second_input_schema", b"second_input_schema", "sink", b"sink", "source", b"source", "spark", b"spark", "spec", b"spec", "uid", b"uid", "uid_is_generated", b"uid_is_generated", "unread_columns", b"unread_columns", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_spec: _TypeAlias = _typing.Literal["source", "project", "filter", "row_function", "batch_function", "event_time", "window_aggregate", "window_function", "running_aggregate", "sink", "pass", "process", "join"]  # noqa: Y015
+    _WhichOneofReturnType_spec: _TypeAlias = _typing.Literal["source", "project", "filter", "row_function", "batch_function", "event_time", "window_aggregate", "window_function", "running_aggregate", "sink", "pass", "process", "join", "spark"]  # noqa: Y015
     _WhichOneofArgType_spec: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_spec) -> _WhichOneofReturnType_spec | None: ...
 
@@ -1729,7 +1775,7 @@ class Edge(_message.Message):
     schema: _builtins.bytes
     """Arrow IPC schema of what flows."""
     target_input: _builtins.int
-    """Which input of the target's first operator it feeds: 0, or 1 for the second of two."""
+    """Which input of the target's first operator it feeds: 0, or 1 for the second of two; a Spark stage may have more."""
     deterministic: _builtins.bool
     """The producer sends the same rows again after a restart, whatever their order, as long as it gets the
     same rows over the kept edges that it and its region read.

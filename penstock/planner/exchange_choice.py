@@ -8,7 +8,8 @@ are handed on pipelined, unless the operator says otherwise.
 from __future__ import annotations
 
 from penstock.config import Configuration
-from penstock.graph.exchanges import BLOCKING, PIPELINED, exchange_of
+from penstock.errors import JobRejected
+from penstock.graph.exchanges import BLOCKING, PIPELINED, exchange_name, exchange_of
 from penstock.graph.logical import Node, NodeInput
 from penstock.pb import graph_pb2
 
@@ -30,6 +31,26 @@ def exchange_type(
     if config.runtime_mode == "batch":
         return BLOCKING
     return exchange_of(config.default_exchange)
+
+
+def exchange_beside_spark(
+    reader: str, wanted: graph_pb2.ResultPartitionType.ValueType | None
+) -> graph_pb2.ResultPartitionType.ValueType:
+    """The type of an exchange into a Spark stage, or out of one.
+
+    Args:
+        reader: the operator behind it.
+        wanted: what the user said, None = nothing.
+
+    Raises:
+        JobRejected: the user wants another one than there can be.
+    """
+    if wanted not in (None, BLOCKING):
+        raise JobRejected(
+            f"the exchange in front of operator {reader!r} leads into a Spark stage or out of one, which takes and "
+            f"gives whole results: it is blocking, not {exchange_name(wanted or 0)}. Leave .exchange(...) out"
+        )
+    return BLOCKING
 
 
 def wanted_exchange(

@@ -26,6 +26,7 @@ from penstock.graph.logical import (
     ReadSource,
     RowFunction,
     RunningAggregate,
+    SparkStage,
     Union,
     WindowAggregate,
     WriteSink,
@@ -136,7 +137,7 @@ def _operation_need(node: Node, position: int, output: Need) -> Need:
             of_side = (left, right)[position]
             wanted = (column for column, name in of_side if name in output.columns)
             return Need(frozenset((*keys, *wanted)), event_time=True)
-        case WriteSink():
+        case WriteSink() | SparkStage():
             return Need(everything)
         case Union():
             return output

@@ -20,6 +20,7 @@ from penstock.graph.logical import (
     ReadSource,
     RunningAggregate,
     WindowAggregate,
+    is_spark,
     reachable,
 )
 from penstock.graph.persisted import persist_sinks
@@ -70,6 +71,7 @@ def plan_job(
         )
     nodes = reachable(list(sinks))
     _check_runtime_mode(nodes, config)
+    _check_spark(nodes, config)
     warnings = _check_uids(nodes, config)
     code = collect_code(py_files)
     with shipping(code.roots):
@@ -114,6 +116,23 @@ def _check_runtime_mode(nodes: Sequence[Node], config: Configuration) -> None:
             f"the job runs in batch mode, where every source has an end, but {', '.join(endless)} "
             "reads without end: give the source an end (a number of rows, no watch=), or call "
             "env.set_runtime_mode('streaming')"
+        )
+
+
+def _check_spark(nodes: Sequence[Node], config: Configuration) -> None:
+    """What runs on Spark is done as a whole or not at all, so it goes with batch mode, without checkpoints."""
+    name = next((repr(node.name) for node in nodes if is_spark(node.operation)), "")
+    if not name:
+        return
+    if config.runtime_mode != "batch":
+        raise JobRejected(
+            f"operator {name} runs on Spark, which takes whole inputs and gives whole results: call "
+            "env.set_runtime_mode('batch')"
+        )
+    if config.checkpoint_interval_ms is not None:
+        raise JobRejected(
+            f"operator {name} runs on Spark, so the job cannot go on from a checkpoint: leave "
+            "execution.checkpointing.interval out, or set it to none"
         )
 
 

@@ -27,12 +27,14 @@ from penstock.graph.logical import (
     ReadSource,
     Routing,
     RunningAggregate,
+    SparkStage,
     Union,
     WindowAggregate,
     WriteSink,
     input_schema,
+    is_spark,
 )
-from penstock.graph.operator_checks import NARROWING
+from penstock.graph.operator_checks import NARROWING, is_spark_operator
 from penstock.graph.window_schemas import can_pre_aggregate
 from penstock.pb import graph_pb2
 from penstock.planner.draft import (
@@ -43,13 +45,19 @@ from penstock.planner.draft import (
     DraftOutput,
     schema_of_input,
 )
-from penstock.planner.exchange_choice import exchange_type, wanted_exchange
+from penstock.planner.exchange_choice import (
+    exchange_beside_spark,
+    exchange_type,
+    wanted_exchange,
+)
 from penstock.planner.needs import Need, find_needs, need_of, pruned
 from penstock.planner.specs import operator_proto, select_spec, specify, with_event_time
 from penstock.planner.uids import assign_uids, derived_uid
-from penstock.rows.schema import EVENT_TIME
+from penstock.rows.schema import EVENT_TIME, schema_to_bytes
 
 DEFAULT_SLOT_GROUP = "default"
+SPARK_SLOT_GROUP = "spark"
+"""What a job does on Spark shares a slot, and so a session."""
 
 _HASH = graph_pb2.PARTITIONING_HASH
 _REBALANCE = graph_pb2.PARTITIONING_REBALANCE
@@ -144,6 +152,9 @@ class Planner:
         if node.inputs:
             of_stream = input_schema(node.inputs[0]).names
             proto.unread_columns.extend(name for name in of_stream if name not in given.names)
+        if isinstance(node.operation, SparkStage):
+            schemas = {each.target_input: each.source.schema for each in inputs}
+            proto.spark.input_schemas.extend(schema_to_bytes(schemas[i]) for i in sorted(schemas))
         inputs = [self._pre_aggregated(node, proto, each) for each in inputs]
         if chained:
             operator = self._draft.append(
@@ -195,6 +206,13 @@ class Planner:
 
     def _parallelism(self, node: Node, reads: Sequence[_Read]) -> int:
         wanted = node.properties.parallelism
+        if is_spark(node.operation):
+            if wanted not in (None, 1):
+                raise JobRejected(
+                    f"operator {node.name!r}: what runs on Spark is one task of Penstock, so its parallelism is "
+                    f"1, not {wanted}: Spark splits the work itself (cores=, or its cluster)"
+                )
+            return 1
         if _sees_all_rows(node):
             if wanted not in (None, 1):
                 raise JobRejected(
@@ -224,6 +242,8 @@ class Planner:
             # A key's subtask follows from the number of key-groups.
             partitioning, keys = FORWARD, ()
         partition_type = exchange_type(partitioning, read.exchange, self._config)
+        if is_spark(node.operation) or is_spark_operator(read.output.operator.proto):
+            partition_type = exchange_beside_spark(node.name, read.exchange)
         return DraftInput(
             read.output,
             partitioning,
@@ -346,10 +366,13 @@ def _key_groups_of_placed(reads: Sequence[_Read], parallelism: int) -> int | Non
 
 
 def _slot_group(node: Node, reads: Sequence[_Read]) -> str:
-    """The operator's own slot group, else the one all its inputs share."""
+    """The operator's own slot group, else the one all its inputs share; what Spark does is for itself."""
     if node.properties.slot_group:
         return node.properties.slot_group
-    groups = {read.output.operator.vertex.slot_group for read in reads}
+    if is_spark(node.operation):
+        return SPARK_SLOT_GROUP
+    operators = [read.output.operator for read in reads]
+    groups = {one.vertex.slot_group for one in operators if not is_spark_operator(one.proto)}
     return groups.pop() if len(groups) == 1 else DEFAULT_SLOT_GROUP
 
 

@@ -27,9 +27,11 @@ from penstock.graph.logical import (
     ReadSource,
     RowFunction,
     RunningAggregate,
+    SparkStage,
     Union,
     WindowAggregate,
     WriteSink,
+    is_spark,
 )
 from penstock.graph.restore_check import OPERATOR_LIST
 from penstock.graph.window_schemas import (
@@ -106,6 +108,10 @@ def specify(
             proto.event_time.idle_timeout_ms = operation.idle_timeout_ms
             proto.event_time.in_any_order = config.runtime_mode == "batch"
             return with_event_time(user_schema(given), carried=True)
+        case SparkStage(function=function):
+            proto.spark.function.CopyFrom(pickle_function(function, operator=node.name))
+            proto.spark.timeout_ms, proto.spark.cores = operation.timeout_ms, operation.cores
+            return node.schema
         case WriteSink():
             _sink(proto, operation, node)
             return pa.schema([])
@@ -136,13 +142,22 @@ def _source(proto: graph_pb2.Operator, operation: ReadSource, node: Node, need: 
     proto.source.CopyFrom(operation.spec)
     if operation.function is not None:
         function = pickle_function(operation.function, operator=node.name)
-        kind = operation.spec.WhichOneof("kind")
-        target = proto.source.generator.function if kind == "generator" else proto.source.custom
-        target.CopyFrom(function)
-    columns = pruned(node.schema, need)
+        _function_of(proto.source).CopyFrom(function)
+    # Spark gives out what was declared, whatever is read of it.
+    columns = list(node.schema) if is_spark(operation) else pruned(node.schema, need)
     if operation.spec.WhichOneof("kind") == "files":
         proto.source.files.columns[:] = [field.name for field in columns]
     return with_event_time(columns, need.event_time and node.has_event_time)
+
+
+def _function_of(source: graph_pb2.SourceSpec) -> graph_pb2.Function:
+    match source.WhichOneof("kind"):
+        case "generator":
+            return source.generator.function
+        case "spark":
+            return source.spark.function
+        case _:
+            return source.custom
 
 
 def _project(

@@ -278,6 +278,11 @@ class Environment(Sources):
         address = current_override().address or self._address
         if address is None:
             return self._embedded.client_for(graph, self.config)
+        if self.config.spark_secrets:
+            raise JobRejected(
+                f"{', '.join(self.config.spark_secrets)} is not sent with a job: set it in the configuration of the "
+                "cluster's daemons (penstock.yaml)"
+            )
         return self._client_at(address)
 
     def _client_at(self, address: str) -> Client:

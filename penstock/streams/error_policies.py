@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.errors import JobRejected
-from penstock.graph.logical import Join, Node, Process, Union, input_schema
+from penstock.graph.logical import Join, Node, Process, Union, input_schema, is_spark
 from penstock.graph.operator_checks import ERROR_COLUMN
 from penstock.pb import graph_pb2
 
@@ -26,6 +26,11 @@ def policy_of(action: str, node: Node) -> graph_pb2.ErrorPolicy:
         raise JobRejected(
             f"on_error({action!r}): {node.name!r} handles whole batches and has no bad records of its "
             "own: catch the error in the function, or use a ps.KeyedProcessFunction"
+        )
+    if policy.action != graph_pb2.ERROR_ACTION_FAIL and is_spark(node.operation):
+        raise JobRejected(
+            f"on_error({action!r}): {node.name!r} runs on Spark, where what fails fails as a whole: leave bad "
+            "rows out in the function, or before it"
         )
     if policy.action != graph_pb2.ERROR_ACTION_FAIL and node.is_grouping:
         late = "late rows go to .window(..., late_to='late')"

@@ -20,6 +20,7 @@ from penstock.graph.logical import (
     RowFunction,
     Union,
     is_key_function,
+    is_spark,
 )
 from penstock.pb import graph_pb2
 
@@ -51,7 +52,7 @@ def output_of(node: Node, tag: str = "") -> NodeInput:
 def lost_keys(source: NodeInput) -> LostKeys | None:
     """The keys that the rows had on their way here; None where they still have them, or never had any.
 
-    What a window, an aggregate or a join gives out is a stream of its own, which never had keys.
+    What a window, an aggregate, a join or Spark gives out is a stream of its own, which never had keys.
     """
     if source.routing.keys:
         return None
@@ -62,7 +63,8 @@ def lost_keys(source: NodeInput) -> LostKeys | None:
         node = given.node
         if given.routing.lost_keys:
             return LostKeys(given.routing.lost_keys, given.routing.call)
-        if (node.index, given.tag) in seen or (node.is_grouping and not given.tag):
+        is_new = node.is_grouping or is_spark(node.operation)
+        if (node.index, given.tag) in seen or (is_new and not given.tag):
             continue
         seen.add((node.index, given.tag))
         for each in node.inputs:

@@ -271,6 +271,25 @@ class Sources(ABC):
         operation = ReadSource(spec, updates_of=found.updates_of)
         return self._read(operation, "read_persisted", schema_from_bytes(found.schema))
 
+    def spark(
+        self,
+        fn: Callable[[Any], Any],
+        schema: Schema = None,
+        timeout: Duration | None = None,
+        cores: int | None = None,
+    ) -> Stream:
+        """Rows that Spark makes or reads: tables of its catalogs, JDBC, whatever its session has; in batch mode.
+
+        Args:
+            fn: ``fn(spark) -> DataFrame``.
+            schema: the columns of that DataFrame, in any order there.
+            timeout, cores: as of ``Stream.spark``.
+        """
+        from penstock.streams.spark_stages import spark_source
+
+        operation, found = spark_source(fn, schema, timeout, cores)
+        return self._read(operation, "spark", found)
+
     def read_socket(self, host: str, port: int) -> Stream:
         """Lines of text from a server, in the column ``line``; cannot be replayed."""
         from penstock.connectors.streams import socket_source

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import JobRejected
 from penstock.graph.logical import NodeInput
@@ -11,7 +11,7 @@ from penstock.streams.job_builder import JobBuilder
 
 if TYPE_CHECKING:
     from penstock.streams.connected_streams import ConnectedStreams
-    from penstock.streams.stream import Stream
+    from penstock.streams.stream import Schema, Stream
     from penstock.streams.windows import Duration, Window
 
 
@@ -64,6 +64,32 @@ class StreamPairs:
 
         right = self._other("join", other)
         return add_join(self._builder, self._source, right, on, within, window, how)
+
+    def spark(
+        self,
+        fn: Callable[..., Any],
+        *streams: Stream,
+        schema: Schema = None,
+        timeout: Duration | None = None,
+        cores: int | None = None,
+    ) -> Stream:
+        """Hands all rows to Spark at once, and goes on with what comes of them: for bounded streams in batch mode.
+
+        The output has no event time, and its rows come in no fixed order.
+
+        Args:
+            fn: ``fn(DataFrame, ...) -> DataFrame``; a DataFrame of this stream, and one for each of ``streams``.
+                It runs in a process of its own beside the slot, which alone imports pyspark.
+            streams: more inputs.
+            schema: the columns of the DataFrame that ``fn`` returns, in any order there.
+            timeout: how long it may take, the start of Spark not counted; None = as long as it likes.
+            cores: of Spark in local mode; None = as many as the TaskManager has slots. The first stage of a
+                job that starts a session decides for those that share it.
+        """
+        from penstock.streams.spark_stages import add_spark_stage
+
+        inputs = (self._source, *(self._other("spark", other) for other in streams))
+        return add_spark_stage(self._builder, inputs, fn, schema, timeout, cores)
 
     def _other(self, call: str, other: StreamPairs) -> NodeInput:
         if not isinstance(other, StreamPairs):

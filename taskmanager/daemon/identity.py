@@ -14,6 +14,7 @@ from common.names import require_name
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError
+from taskmanager.daemon.java import installed_java
 
 _ID_LENGTH_MAX = 40
 
@@ -31,6 +32,7 @@ class TaskManagerIdentity:
     cloudpickle_version: str
     packages: tuple[str, ...]
     partition_endpoint: internal_pb2.DataEndpoint
+    java_version: str = ""
 
 
 def new_taskmanager_id(config: Configuration) -> str:
@@ -66,4 +68,5 @@ def identify(
         cloudpickle_version=importlib.metadata.version("cloudpickle"),
         packages=tuple(f"{name}=={version}" for name, version in sorted(packages.items())),
         partition_endpoint=partition_endpoint,
+        java_version=installed_java(os.environ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.errors import JobRejected
+from penstock.graph.operator_checks import is_spark_operator
 from penstock.pb import graph_pb2
 from taskmanager.operators.batch_function import BatchFunctionOperator
 from taskmanager.operators.collect_sink import CollectOperator
@@ -17,6 +18,7 @@ from taskmanager.operators.project import FilterOperator, ProjectOperator
 from taskmanager.operators.row_function import RowFunctionOperator
 from taskmanager.operators.running_aggregate import running_aggregate_operator
 from taskmanager.operators.sink import SinkOperator
+from taskmanager.operators.spark_stage import SparkStageOperator
 from taskmanager.operators.window_aggregate import window_aggregate_operator
 from taskmanager.operators.window_function import window_function_operator
 
@@ -36,6 +38,12 @@ def _sink(spec: graph_pb2.Operator) -> Operator:
     return SinkOperator(spec)
 
 
+def _source(spec: graph_pb2.Operator) -> Operator:
+    if is_spark_operator(spec):
+        return SparkStageOperator(spec)
+    return PersistedSourceOperator(spec)
+
+
 _BUILDERS: dict[str, Callable[[graph_pb2.Operator], Operator]] = {
     "project": ProjectOperator,
     "filter": FilterOperator,
@@ -48,7 +56,8 @@ _BUILDERS: dict[str, Callable[[graph_pb2.Operator], Operator]] = {
     "join": join_operator,
     "process": process_operator,
     "sink": _sink,
-    "source": PersistedSourceOperator,
+    "source": _source,
+    "spark": SparkStageOperator,
     "pass": PassOperator,
 }
 

@@ -25,6 +25,7 @@ from penstock.pb import client_pb2
 if TYPE_CHECKING:
     from taskmanager.alignment.origins import Origins
     from taskmanager.operators.metrics import SubtaskCounters
+    from taskmanager.spark.driver_runner import SparkDriverRunner
     from taskmanager.state.backend import KeyedStateBackend
     from taskmanager.state.memory import ManagedMemory
     from taskmanager.state.operator_state import OperatorStateStore
@@ -53,6 +54,7 @@ class OperatorContext:
         restored_checkpoint_id: the checkpoint that the operator starts from, 0 = from nothing.
         takes_checkpoints: output is committed by checkpoints, not at the end of the job.
         is_speculative: another attempt of the subtask runs, and may yet be the one that counts.
+        spark: the slot's; None = there is none.
     """
 
     job_id: str
@@ -80,6 +82,7 @@ class OperatorContext:
     takes_checkpoints: bool = False
     is_speculative: bool = False
     submit: Callable[[Callable[[], Any]], Future[Any]] = run_at_once
+    spark: SparkDriverRunner | None = None
 
 
 class Handling(Enum):

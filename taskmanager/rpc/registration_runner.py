@@ -305,6 +305,7 @@ class RegistrationRunner:
             pid=own.pid,
             incarnation=incarnation,
             packages=own.packages,
+            java_version=own.java_version,
             partition_endpoint=own.partition_endpoint,
             holdings=self._held_partitions().to_message(),
             held_attempts=_within_one_message(self._held_attempts()),

@@ -15,6 +15,7 @@ import structlog
 from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
 from penstock.errors import InvariantViolation
+from penstock.graph.operator_checks import is_spark_operator
 from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.alignment.origins import Origins
 from taskmanager.network.input_gate import InputGate
@@ -181,6 +182,8 @@ class Deployment:
         chain_input: Input
         if self.source is not None:
             chain_input = SourceInput(self.source)
+        elif not self._deployment.inputs:
+            chain_input = EndedInput()  # of a source that Spark reads
         else:
             chain_input = self._open_gate(execution)
         parts: list[SnapshotPart] = []
@@ -426,7 +429,8 @@ class Deployment:
 
 def _reads_splits(vertex: graph_pb2.Vertex) -> bool:
     head = vertex.operators[0]
-    return head.WhichOneof("spec") == "source" and not reads_partitions(head)
+    is_source = head.WhichOneof("spec") == "source"
+    return is_source and not (reads_partitions(head) or is_spark_operator(head))
 
 
 def _has_lists(operator: Operator) -> bool:

@@ -186,6 +186,7 @@ class OperatorContexts:
             restored_checkpoint_id=self._deployment.restore.checkpoint_id,
             takes_checkpoints=self._deployment.takes_checkpoints,
             is_speculative=self._deployment.is_speculative,
+            spark=services.spark,
         )
 
     def _wake(self) -> None:

@@ -2,7 +2,8 @@
 
 Forked by the forkserver, so everything imported here is loaded once for all slots. Threads: the
 mailbox (this one), the data exchange's I/O thread, the control channel's, at most
-``_IO_THREADS_MAX`` for listing files, kept partitions and the like, and ``_SNAPSHOT_THREADS_MAX`` that write snapshots.
+``_IO_THREADS_MAX`` for listing files, kept partitions and the like, ``_SNAPSHOT_THREADS_MAX`` that write snapshots, and
+with Spark stages the one that watches their driver.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.control_channel import ControlChannel, read_command
 from taskmanager.processes.mailbox import Mailbox
 from taskmanager.snapshot.local_copies_store import LocalCopies
+from taskmanager.spark.driver_runner import SparkDriverRunner, SparkPlace
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.deployment import Deployment
 from taskmanager.task.exchange import DataExchange, SlotIdentity
@@ -69,14 +71,13 @@ def run(connection: socket.socket) -> None:
         on_unreachable=peer_unreachable,
         spill=_spill(config, configuration, executor, mailbox),
     )
-    snapshot_executor = ThreadPoolExecutor(
-        _SNAPSHOT_THREADS_MAX, thread_name_prefix="slot-snapshot"
-    )
+    snapshot_executor = ThreadPoolExecutor(_SNAPSHOT_THREADS_MAX, "slot-snapshot")
     channel = ControlChannel(
         connection,
         lambda command: mailbox.post(lambda: runtime.handle(command)),
         lambda: _end_soon(mailbox, runtime),
     )
+    spark = SparkDriverRunner(_spark_place(configuration, config), os.environ)
     services = SlotServices(
         config=config,
         clock=clock,
@@ -90,6 +91,7 @@ def run(connection: socket.socket) -> None:
         artifact_paths=dict(configuration.artifact_paths),
         open_store=open_store,
         local_copies=_local_copies(configuration),
+        spark=spark,
     )
     builder = _ExecutionBuilder(services, configuration, output)
     runtime = SlotRuntime(clock, mailbox, exchange, builder, channel.send)
@@ -100,6 +102,7 @@ def run(connection: socket.socket) -> None:
         runtime.run()
     finally:
         exchange.close()
+        spark.close()
         channel.close(_GRACE_S)
         executor.shutdown(wait=False, cancel_futures=True)
         snapshot_executor.shutdown(wait=False, cancel_futures=True)
@@ -179,6 +182,18 @@ class _ExecutionBuilder:
                 attempt.attempt,
             ),
         )
+
+
+def _spark_place(
+    configuration: internal_pb2.SlotConfiguration, config: Configuration
+) -> SparkPlace:
+    return SparkPlace(
+        configuration.job_id,
+        Path(configuration.work_directory) / "spark",
+        Path(configuration.log_directory),
+        tuple(configuration.code_paths),
+        config,
+    )
 
 
 def _local_copies(configuration: internal_pb2.SlotConfiguration) -> LocalCopies | None:

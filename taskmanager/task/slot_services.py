@@ -13,6 +13,7 @@ from penstock.config import Configuration
 from penstock.storage.object_store import ObjectStore
 from taskmanager.snapshot.local_copies_store import LocalCopies
 from taskmanager.snapshot.snapshot_files_store import random_name
+from taskmanager.spark.driver_runner import SparkDriverRunner
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.exchange import DataExchange
 
@@ -31,6 +32,7 @@ class SlotServices:
         report: sends a report to the daemon.
         open_store: opens the checkpoint directory of a job.
         local_copies: of the job's snapshots on this TaskManager; None = nowhere to keep them.
+        spark: its Spark driver; None = there is none.
         new_name: makes names that no other process uses.
     """
 
@@ -46,4 +48,5 @@ class SlotServices:
     artifact_paths: dict[str, str]
     open_store: Callable[[str], ObjectStore]
     local_copies: LocalCopies | None = None
+    spark: SparkDriverRunner | None = None
     new_name: Callable[[], str] = random_name

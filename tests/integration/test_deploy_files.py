@@ -236,6 +236,8 @@ WITHOUT_DEFAULT = {
     "execution.checkpointing.local-backup.enabled": True,
     "execution.state-recovery.path": "/var/lib/penstock/savepoints/savepoint-1",
     "execution.state-recovery.in-doubt": "leave",
+    "execution.spark.directory": "/mnt/shared/spark",
+    "spark.*": None,
     "s3.endpoint": "http://127.0.0.1:9000",
     "s3.region": "eu-central-1",
     "s3.access-key": "key",

@@ -82,6 +82,7 @@ class OperatorHarness:
         parallelism: int = 1,
         backend: Callable[[BackendEnvironment], KeyedStateBackend] = HashMapStateBackend,
         work_directory: Path = Path("unused"),
+        spark: Any = None,
     ) -> None:
         self.operator = operator
         self.clock = ManualClock(now_ms)
@@ -129,6 +130,7 @@ class OperatorHarness:
             send_results=lambda _collect_id, _chunk: None,
             origins=cast("Any", SimpleNamespace(open=(), current="", input_index=0)),
             restored_checkpoint_id=1 if restored else 0,
+            spark=spark,
         )
         operator.open(self.context)
 

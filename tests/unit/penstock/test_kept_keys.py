@@ -20,6 +20,7 @@ from penstock import col
 from penstock.errors import JobRejected
 from penstock.graph.job_graph import validate
 from penstock.pb import graph_pb2
+from penstock.streams.kept_keys import lost_keys
 from penstock.streams.keyed_stream import KeyedStream
 from penstock.streams.stream import Stream
 
@@ -176,7 +177,7 @@ LOSES: dict[str, dict[str, Call]] = {
 }
 """What gives a plain stream that remembers."""
 
-GROUPS = {"aggregate", "window", "window_all", "join"}
+GROUPS = {"aggregate", "window", "window_all", "join", "spark"}
 """What gives out a stream of its own, which never had keys."""
 
 ENDS = {
@@ -315,6 +316,14 @@ def test_a_stream_that_lost_its_keys_refuses_what_needs_them(
     assert "a" not in everything.schema.names
     everything.discard()
     env.plan()
+
+
+def test_what_spark_gives_out_never_had_keys(env: ps.Environment) -> None:
+    mapped = rows(env).key_by("a").map(lambda row: row, schema=SCHEMA)
+    for stream in (rows(env).key_by("a"), mapped):
+        made = stream.spark(lambda frame: frame, schema=SCHEMA)
+        assert lost_keys(made._source) is None
+        made.window(ps.count_window(2), time="processing").aggregate(n=ps.count())
 
 
 def test_a_function_without_keys_may_read_what_lost_them(env: ps.Environment) -> None:

@@ -412,10 +412,8 @@ def test_bad_sources_are_refused(env: ps.Environment, tmp_path: Path) -> None:
 
 
 def test_names_of_later_versions_are_absent(env: ps.Environment, bids: Stream) -> None:
-    for name in ("iterate", "spark"):
-        assert not hasattr(bids, name)
-        assert not hasattr(bids.key_by("ts"), name)
-    for name in ("write_kafka", "write_sql"):
+    assert not hasattr(bids.key_by("ts"), "iterate")
+    for name in ("iterate", "write_kafka", "write_sql"):
         assert not hasattr(bids, name)
     for name in ("read_nats", "read_kafka"):
         assert not hasattr(env, name)

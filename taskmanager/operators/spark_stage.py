@@ -1,0 +1,164 @@
+"""A Spark stage as an operator: keeps its input for Spark, has the driver do the stage, gives out what comes of it.
+
+Nothing waits here: files are written on an I/O thread, the driver is watched by a thread of its own, and the chain is held
+up meanwhile by ``is_available``. Neither watermarks nor event time go through: Spark sees rows, and gives out rows.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+from typing_extensions import override
+
+from common.elements import OperatorOutput, Pause, StreamStatus, Watermark
+from penstock.errors import JobRejected, TaskFailure
+from penstock.pb import graph_pb2
+from penstock.rows.schema import schema_from_bytes
+from penstock.rows.spark_types import carried_schema, check_for_spark
+from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
+from taskmanager.spark.driver_runner import SparkDriverRunner
+from taskmanager.spark.stage_files import (
+    FUNCTION,
+    OUTPUT,
+    StageInputFiles,
+    earlier_attempts,
+    indexed_output,
+    read_rows,
+)
+from taskmanager.spark.stage_messages import RunStage, StageInput
+from taskmanager.spark.stage_table import StageEnd
+
+
+class SparkStageOperator(Operator):
+    """One attempt of a stage, or of a source that Spark reads."""
+
+    def __init__(self, spec: graph_pb2.Operator) -> None:
+        self._spec = spec.source.spark if spec.HasField("source") else spec.spark
+        self._name = spec.name
+        self._where = f"operator {spec.name!r}"
+        self._schema = schema_from_bytes(spec.output_schema)
+        self._is_writing = False
+        self._is_running = False
+        self._end: StageEnd | None = None
+
+    @override
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        self._driver = _driver_of(context, self._name)
+        place = (context.vertex_id, context.subtask_index, context.attempt)
+        self._stage_id = f"{context.job_id}/{'-'.join(map(str, place))}"
+        self._directory = self._driver.place.stage_directory(*place)
+        self._log_file = self._driver.place.log_file(*place)
+        is_sensitive = context.config.spark_keys.get("spark.sql.caseSensitive", "") == "true"
+        schemas = [schema_from_bytes(schema) for schema in self._spec.input_schemas]
+        for schema in (*schemas, self._schema):
+            try:
+                check_for_spark(self._where, schema, is_case_sensitive=is_sensitive)
+            except JobRejected as error:
+                raise TaskFailure(str(error), user_traceback=str(error)) from error
+        self._inputs = [
+            StageInputFiles(
+                self._directory / f"in-{number}", schema, f"{self._where}, input {number + 1}"
+            )
+            for number, schema in enumerate(schemas)
+        ]
+        for left in earlier_attempts(self._directory):
+            context.submit(partial(shutil.rmtree, left, ignore_errors=True))
+
+    # ------------------------------------------------------------ input
+
+    @override
+    def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
+        given = self._inputs[self.context.origins.input_index if len(self._inputs) > 1 else 0]
+        given.add(batch)
+        if given.is_full:
+            self._write(given)
+        return NOTHING
+
+    @override
+    def on_watermark(self, watermark: Watermark) -> Iterable[OperatorOutput]:
+        return NOTHING
+
+    @override
+    def on_stream_status(self, status: StreamStatus) -> Iterable[OperatorOutput]:
+        return NOTHING
+
+    @override
+    def is_available(self) -> bool:
+        return not (self._is_writing or self._is_running)
+
+    def _write(self, given: StageInputFiles) -> None:
+        table, self._is_writing = given.take(), True
+        self.context.run_in_background(lambda: given.write(table), self._on_written)
+
+    def _on_written(self, _: None) -> None:
+        self._is_writing = False
+        self.context.wake()
+
+    # ------------------------------------------------------------ the stage
+
+    @override
+    def on_end_of_data(self) -> Iterator[OperatorOutput]:
+        for given in self._inputs:
+            if given.is_open:
+                self._write(given)
+                yield Pause()  # until is_available
+        self._run()
+        yield Pause()
+        end = self._end
+        assert end is not None, "the chain goes on when the stage has ended"
+        if not end.is_done:
+            raise TaskFailure(end.message, operator=self._name, user_traceback=end.user_traceback)
+        for file in indexed_output(self._directory):
+            yield from read_rows(file, self._schema, self.context.config.batch_rows, self._where)
+
+    def _run(self) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        function_file = self._directory / FUNCTION
+        function_file.write_bytes(self._spec.function.pickled)
+        stage = RunStage(
+            stage_id=self._stage_id,
+            operator=self._name,
+            function_name=self._spec.function.display_name,
+            function_file=str(function_file),
+            inputs=tuple(StageInput(tuple(one.files), one.schema) for one in self._inputs),
+            schema=carried_schema(self._schema),
+            output=str(self._directory / OUTPUT),
+            log_file=str(self._log_file),
+            settings=self._driver.settings(self.context.job_name, self._spec.cores),
+        )
+        self._is_running = True
+        self._driver.run(stage, self._spec.timeout_ms / 1000, self._on_end)
+
+    def _on_end(self, end: StageEnd) -> None:
+        """Called on the driver's thread."""
+        self._end, self._is_running = end, False
+        self.context.wake()
+
+    @override
+    def close(self) -> None:
+        if self._is_running:
+            self._driver.cancel(self._stage_id)
+        self.context.submit(partial(_remove, self._directory))
+
+
+def _driver_of(context: OperatorContext, name: str) -> SparkDriverRunner:
+    if context.spark is None:
+        raise TaskFailure(
+            f"operator {name!r} runs on Spark, which this harness does not start: run the job on a cluster",
+            operator=name,
+        )
+    return context.spark
+
+
+def _remove(directory: Path) -> None:
+    """What an attempt has left, and the directory of the job where it was the last."""
+    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        directory.parent.rmdir()
+    except OSError:
+        return  # another stage of the job has files there

@@ -1,0 +1,97 @@
+"""What has gone wrong in Spark, in a few lines: its cause first, without the JVM's frames."""
+
+from __future__ import annotations
+
+import re
+
+_LINES_MAX = 20
+_JVM = re.compile(r"^\s*(at [\w$.<>/@]+\(|\.\.\. \d+ more|JVM stacktrace:|Driver stacktrace:)")
+_CAUSED = re.compile(r"^\s*Caused by: ([\w.$]+(?:Exception|Error|Throwable)): ?(.*)$", re.MULTILINE)
+_PYTHON = re.compile(
+    r"Traceback \(most recent call last\):\n(?:.*\n)*?(\w[\w.]*: .*|\w[\w.]*)$", re.MULTILINE
+)
+_OWN_WORDS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
+
+
+def without_jvm(text: str) -> str:
+    """A text of Spark's without frames of the JVM, and not longer than a screen.
+
+    Example: frames go.
+        >>> without_jvm("boom\\n  at org.apache.Foo(Foo.java:1)\\nDriver stacktrace:")
+        'boom'
+    """
+    lines = [line.rstrip() for line in text.splitlines() if not _JVM.match(line)]
+    lines = [line for line in lines if line]
+    if len(lines) > _LINES_MAX:
+        half = _LINES_MAX // 2
+        left_out = f"... ({len(lines) - 2 * half} lines left out) ..."
+        lines = [*lines[:half], left_out, *lines[-half:]]
+    return "\n".join(lines)
+
+
+def root_cause(text: str) -> str:
+    """What the innermost exception says: of a function in Python, else of the JVM; else all of it."""
+    python = _PYTHON.findall(text)
+    if python:
+        return str(python[-1]).strip()
+    caused = _CAUSED.findall(text)
+    if caused:
+        name, message = caused[-1]
+        short = str(name).rpartition(".")[2]
+        return f"{short}: {message}".strip().rstrip(":")
+    return without_jvm(text)
+
+
+def failure_message(operator: str, function: str, kind: str, text: str) -> str:
+    """One stage's failure as a person reads it.
+
+    Args:
+        function: how the user knows it.
+        kind: class of the exception.
+        text: all that it says.
+    """
+    cause = root_cause(text)
+    whole = without_jvm(text)
+    head = f"operator {operator!r}: {function} failed on Spark: "
+    if cause == whole:
+        return f"{head}{kind}: {whole}"
+    return f"{head}{cause}\n{kind}: {whole}"
+
+
+def is_of_user(kind: str, text: str) -> bool:
+    """Whether the user's code or data have failed, and would again, and not a part of Spark."""
+    if kind in _USER_KINDS or "org.apache.spark.api.python.PythonException" in text:
+        return True
+    conditions = _OWN_WORDS.findall(text)
+    return any(condition.startswith(_USER_CONDITIONS) for condition in conditions)
+
+
+_USER_KINDS = frozenset(
+    {
+        "AnalysisException",
+        "ParseException",
+        "PythonException",
+        "ArithmeticException",
+        "ArrayIndexOutOfBoundsException",
+        "DateTimeException",
+        "IllegalArgumentException",
+        "NumberFormatException",
+        "PySparkAttributeError",
+        "PySparkNotImplementedError",
+        "PySparkTypeError",
+        "PySparkValueError",
+        "PickleException",
+        "UnsupportedOperationException",
+        "SparkNoSuchElementException",
+    }
+)
+_USER_CONDITIONS = (
+    "ARITHMETIC_OVERFLOW",
+    "CAST_",
+    "DIVIDE_BY_ZERO",
+    "INVALID_",
+    "NUMERIC_",
+    "UNRESOLVED_",
+    "UDTF_",
+    "DUPLICATED_MAP_KEY",
+)

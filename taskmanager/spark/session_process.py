@@ -1,0 +1,188 @@
+"""The one session of a Spark driver: started when a stage first needs it. Imports pyspark, so only the driver has it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import TaskFailure
+
+_EXIT_S = 2.0
+_OF_CONNECT = {
+    "grpc_status": "grpcio-status",
+    "google.rpc": "googleapis-common-protos",
+    "zstandard": "zstandard",
+    "pandas": "pandas",
+}
+"""What the client of Spark Connect imports: without one of these it may end the process without a word."""
+
+
+class SparkSessions:
+    """Starts the session and ends it.
+
+    Args:
+        directory: of the driver's own files.
+        code_paths: directories of the job's modules.
+        on_jvm_end: called from another thread when the JVM has ended: calls into it may never come back.
+    """
+
+    def __init__(
+        self, directory: Path, code_paths: list[str], on_jvm_end: Callable[[], None]
+    ) -> None:
+        self._directory = directory
+        self._on_jvm_end = on_jvm_end
+        self._code_paths = code_paths
+        self._lock = threading.Lock()
+        self._session: Any = None
+        self._is_remote = False
+
+    def get(self, settings: Mapping[str, str]) -> Any:
+        """The session; settings count where it is not there yet.
+
+        Raises:
+            TaskFailure: it cannot be started.
+        """
+        with self._lock:
+            if self._session is None:
+                self._is_remote = bool(settings.get("spark.remote"))
+                self._session = self._remote(settings) if self._is_remote else self._own(settings)
+            return self._session
+
+    def _own(self, settings: Mapping[str, str]) -> Any:
+        # Python on the executors finds the job's modules here, or in the archive where it runs elsewhere.
+        paths = [*self._code_paths, *filter(None, [os.environ.get("PYTHONPATH")])]
+        if paths:
+            os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", settings["spark.driver.bindAddress"])
+        os.environ.pop("SPARK_HOME", None)  # another Spark than the one that is imported here
+        from pyspark.errors import PySparkRuntimeError
+        from pyspark.sql import SparkSession
+
+        builder = SparkSession.builder
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        try:
+            session = builder.getOrCreate()
+        except PySparkRuntimeError as error:
+            raise TaskFailure(f"Spark's JVM did not start: {error}") from error
+        jvm = self._jvm()
+        if jvm is not None:
+            threading.Thread(target=self._watch, args=(jvm,), name="jvm", daemon=True).start()
+        session.sparkContext.setLogLevel("WARN")
+        if not settings["spark.master"].startswith("local"):
+            for archive in self._archives():
+                session.sparkContext.addPyFile(archive)
+        return session
+
+    def _remote(self, settings: Mapping[str, str]) -> Any:
+        missing = [package for module, package in _OF_CONNECT.items() if not _is_there(module)]
+        if missing:
+            raise TaskFailure(
+                f"spark.remote needs packages that are not installed on this TaskManager: {', '.join(missing)}. "
+                "Install penstock[connect] there"
+            )
+        from pyspark.sql import SparkSession
+
+        session = SparkSession.builder.remote(settings["spark.remote"]).create()
+        for key, value in settings.items():
+            if key == "spark.remote":
+                continue
+            if not session.conf.isModifiable(key):
+                raise TaskFailure(
+                    f"{key} cannot be set with spark.remote: the server of Spark Connect has been started with its own"
+                )
+            session.conf.set(key, value)
+        archives = self._archives()
+        if archives:
+            session.addArtifacts(*archives, pyfile=True)
+        return session
+
+    def _archives(self) -> list[str]:
+        """The job's modules as files that can be sent."""
+        return [
+            shutil.make_archive(str(self._directory / f"code-{number}"), "zip", path)
+            for number, path in enumerate(self._code_paths)
+        ]
+
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped the session."""
+        session = self._session
+        if session is None:
+            return False
+        if self._is_remote:
+            return bool(session.is_stopped)
+        context = session._sc
+        return context._jsc is None or bool(self.has_jvm() and context._jsc.sc().isStopped())
+
+    def has_jvm(self) -> bool:
+        """Whether the JVM runs; True where there is none of ours."""
+        if self._session is None or self._is_remote:
+            return True
+        jvm = self._jvm()
+        return jvm is None or jvm.poll() is None
+
+    def has_lost_jvm(self, error: BaseException) -> bool:
+        """Whether the JVM has ended, as an error of a call into it may say a moment before the process is gone."""
+        jvm = self._jvm() if self._session is not None and not self._is_remote else None
+        if jvm is None:
+            return False
+        if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
+            with suppress(subprocess.TimeoutExpired):
+                jvm.wait(_EXIT_S)
+        return jvm.poll() is not None
+
+    def _jvm(self) -> subprocess.Popen[bytes] | None:
+        from pyspark import SparkContext
+
+        return getattr(SparkContext._gateway, "proc", None)
+
+    def _watch(self, jvm: subprocess.Popen[bytes]) -> None:
+        jvm.wait()
+        self._on_jvm_end()
+
+    @contextmanager
+    def tagged(self, tag: str) -> Iterator[None]:
+        """Within it, what this thread has Spark do runs under a tag."""
+        # A session of the JVM's own knows the tags of the calling thread alone.
+        owner = self._session if self._is_remote else self._session.sparkContext
+        add, remove = (
+            (owner.addTag, owner.removeTag)
+            if self._is_remote
+            else (owner.addJobTag, owner.removeJobTag)
+        )
+        add(tag)
+        try:
+            yield
+        finally:
+            if self.has_jvm() and not self.is_stopped():
+                remove(tag)
+
+    def interrupt(self, tag: str) -> None:
+        """Ends what runs under a tag."""
+        if self._session is None or not self.has_jvm() or self.is_stopped():
+            return
+        if self._is_remote:
+            self._session.interruptTag(tag)
+        else:
+            self._session.sparkContext.cancelJobsWithTag(tag)
+
+    def stop(self) -> None:
+        """Ends the session."""
+        if self._session is not None and self.has_jvm():
+            self._session.stop()
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,135 @@
+"""Does one stage in a session: reads its input, calls the user's function, writes and indexes what comes of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from penstock.errors import TaskFailure
+from penstock.rows.spark_types import all_nullable, shown_spark_type, spark_json_of_columns
+from taskmanager.spark.failure_text import failure_message, is_of_user
+from taskmanager.spark.stage_files import write_index, written_output
+from taskmanager.spark.stage_messages import RunStage, StageFailed, StageInput
+from taskmanager.user_code.user_failure import user_traceback
+
+_OF_GLOBS = re.compile(r"([\\{}\[\]*?,^])")
+
+
+def do_stage(session: Any, stage: RunStage) -> None:
+    """Does a stage; its output counts when this returns."""
+    function = _load(stage)
+    arguments = [_frame(session, given) for given in stage.inputs] or [session]
+    result = function(*arguments)
+    _check_result(result, stage)
+    names = [result[_quoted(name)] for name in stage.schema.names]
+    result.select(*names).write.parquet(_uri(stage.output))
+    write_index(Path(stage.output).parent, written_output(Path(stage.output)))
+
+
+def failure_of(error: BaseException, stage: RunStage) -> StageFailed:
+    """What a stage has failed with."""
+    missing = [file for given in stage.inputs for file in given.files if not Path(file).exists()]
+    if missing:
+        return StageFailed(
+            stage.stage_id,
+            f"operator {stage.operator!r}: {len(missing)} files of the input of the stage are gone, among them "
+            f"{missing[0]}",
+        )
+    if isinstance(error, TaskFailure):
+        return StageFailed(stage.stage_id, str(error), error.user_traceback)
+    kind = type(error).__name__
+    where = f"operator {stage.operator!r}: {stage.function_name}"
+    if isinstance(error, SystemExit):
+        return StageFailed(
+            stage.stage_id,
+            f"{where} called sys.exit({error.code!r}): it must return a DataFrame, or raise an error",
+            user_traceback(error),
+        )
+    if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+        return StageFailed(stage.stage_id, f"{where} raised {kind}: {error}", user_traceback(error))
+    text = str(error)
+    message = failure_message(stage.operator, stage.function_name, kind, text)
+    trace = _python_part(error) if is_of_user(kind, text) else ""
+    return StageFailed(stage.stage_id, message, trace)
+
+
+def _python_part(error: BaseException) -> str:
+    """The user's lines that led to it; what Spark says of it is in the message."""
+    told = user_traceback(error).splitlines()
+    lines = [line for line in told if line.startswith(("Traceback", "  "))]
+    return "\n".join([*lines[:40], type(error).__name__])
+
+
+def _load(stage: RunStage) -> Any:
+    try:
+        return cloudpickle.loads(Path(stage.function_file).read_bytes())
+    except Exception as error:
+        raise TaskFailure(
+            f"operator {stage.operator!r}: {stage.function_name} cannot be loaded by the Spark driver: "
+            f"{type(error).__name__}: {error}; ship the modules it needs with --py-files, or install them on every "
+            "TaskManager"
+        ) from error
+
+
+def _frame(session: Any, given: StageInput) -> Any:
+    """The rows of an input, and nothing that their paths might say."""
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromJson(spark_json_of_columns(given.schema))
+    reader = session.read.schema(schema).option("recursiveFileLookup", "true")
+    return reader.parquet(*(_uri(_OF_GLOBS.sub(r"\\\1", file)) for file in given.files))
+
+
+def _check_result(result: Any, stage: RunStage) -> None:
+    """Whether the function has returned what was declared.
+
+    Raises:
+        TaskFailure: it has not.
+    """
+    from pyspark.sql import DataFrame
+
+    where = f"operator {stage.operator!r}: {stage.function_name} returned"
+    if not isinstance(result, DataFrame):
+        hint = " Put return in front of it" if result is None else ""
+        raise _wrong(f"{where} {type(result).__name__}, and not a DataFrame of Spark.{hint}")
+    columns = all_nullable(result.schema.jsonValue())["fields"]
+    found = {column["name"]: column["type"] for column in columns}
+    wanted = {
+        column["name"]: column["type"] for column in spark_json_of_columns(stage.schema)["fields"]
+    }
+    if len(found) < len(columns):
+        raise _wrong(f"{where} a DataFrame that has a column twice: {_shown(columns)}")
+    if found.keys() != wanted.keys():
+        raise _wrong(
+            f"{where} the columns {', '.join(found)}; schema= says {', '.join(wanted)}: change the one or the other"
+        )
+    other = [
+        f"{name!r} is {shown_spark_type(found[name])} and should be {shown_spark_type(kind)}"
+        for name, kind in wanted.items()
+        if found[name] != kind
+    ]
+    if other:
+        raise _wrong(
+            f"{where} columns of other types than schema= says: {'; '.join(other)}. Cast them in the function, or "
+            "declare what it returns"
+        )
+
+
+def _wrong(message: str) -> TaskFailure:
+    # It is the user's to change: what says so is a traceback.
+    return TaskFailure(message, user_traceback=message)
+
+
+def _shown(columns: list[dict[str, Any]]) -> str:
+    return ", ".join(f"{column['name']}: {shown_spark_type(column['type'])}" for column in columns)
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _uri(path: str) -> str:
+    return f"file://{path}"
