@@ -81,6 +81,7 @@ from penstock.state_tables.opened_state import (
 )
 from penstock.state_tables.savepoint_writer_store import write_savepoint
 from penstock.state_tables.source_positions import files_done
+from penstock.state_tables.spark_state_client import read_state, register
 from penstock.storage.codec import StateError
 from penstock.storage.codec_migration import field
 from penstock.streams.connected_streams import ConnectedStreams
@@ -186,6 +187,8 @@ __all__ = [
     "mean",
     "min",
     "open_state",
+    "read_state",
+    "register",
     "session",
     "sliding",
     "sum",

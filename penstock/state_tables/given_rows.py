@@ -7,6 +7,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from penstock.state_tables.carried_columns import converted_batch, spark_type
+from penstock.state_tables.spark_rows_client import frame_batches, is_frame
 from penstock.storage.codec import StateError
 from penstock.storage.key_types import plain_array
 
@@ -18,7 +20,8 @@ def given_batches(data: Any, schema: pa.Schema, where: str) -> Iterator[pa.Recor
 
     Args:
         data: a ``pyarrow`` table, batch, reader or iterable of batches, a list of dicts, or anything that gives Arrow
-            (``__arrow_c_stream__``: pandas, Polars, DuckDB).
+            (``__arrow_c_stream__``: pandas, Polars, DuckDB), or a
+            DataFrame of Spark.
         schema: of the state's table; of a list of dicts.
         where: the state, for messages.
 
@@ -46,6 +49,8 @@ def _batches(data: Any, schema: pa.Schema, where: str) -> Iterable[pa.RecordBatc
         return [data]
     if isinstance(data, pa.RecordBatchReader):
         return data
+    if is_frame(data):
+        return (_as_given(batch, schema, where) for batch in frame_batches(data))
     if hasattr(data, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(data)
     if isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
@@ -65,6 +70,16 @@ def _batches(data: Any, schema: pa.Schema, where: str) -> Iterable[pa.RecordBatc
         f"{where} is given as {type(data).__name__}: give a pyarrow table or batches, a list of dicts, or a data frame; "
         "None drops the state"
     )
+
+
+def _as_given(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """The rows of a DataFrame with what Spark has no type for as it was before it was given to it."""
+    fields = []
+    for one in batch.schema:
+        wanted = schema.field(one.name).type if one.name in schema.names else one.type
+        is_carried = one.type != wanted and one.type == spark_type(wanted)
+        fields.append(pa.field(one.name, wanted if is_carried else one.type))
+    return converted_batch(batch, pa.schema(fields), where)
 
 
 def _checked(batches: Iterable[Any], where: str) -> Iterator[pa.RecordBatch]:

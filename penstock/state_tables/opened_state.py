@@ -27,10 +27,12 @@ from penstock.state_tables.operator_tables import (
 from penstock.state_tables.state_view import StateView
 from penstock.storage.blobs import SnapshotReader
 from penstock.storage.codec import StateError
+from penstock.storage.entries.file_names import BACKEND as ROCKSDB
 from penstock.storage.keyed_state import StatePieces, StoredKeyedState, keyed_states
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import has_scheme
 from penstock.storage.restore_point import RestorePoint, open_restore_point
+from penstock.storage.run_columns import TIMER_KIND
 from penstock.storage.snapshot_files import StoreSnapshotReader
 from penstock.storage.state_rows_store import StateRows
 
@@ -210,6 +212,17 @@ class StateTables:
             for one in operator.lists
         )
         return held[:1] if is_copied else held
+
+    def piece_bytes(self, uid: str, state: str, piece: TablePiece) -> int:
+        """About how much is read of files for a part; 0 where it cannot be read in several."""
+        keyed = self._keyed.get((uid, state))
+        if keyed is None:
+            return 0
+        held = keyed.pieces[piece.place]
+        if keyed.backend == ROCKSDB:  # its timers lie in the order of time
+            of_files = sum(one.handle.size_bytes for one in held.snapshot.files)
+            return 0 if keyed.kind == TIMER_KIND else of_files
+        return sum(one.size_bytes for own in held.by_namespace().values() for one in own)
 
     def piece_batches(
         self, uid: str, state: str, piece: TablePiece, key_groups: range

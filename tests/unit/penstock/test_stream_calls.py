@@ -417,7 +417,6 @@ def test_names_of_later_versions_are_absent(env: ps.Environment, bids: Stream) -
         assert not hasattr(bids, name)
     for name in ("read_nats", "read_kafka"):
         assert not hasattr(env, name)
-    assert not hasattr(ps, "read_state")
 
 
 def test_runtime_modes(env: ps.Environment) -> None:

@@ -1,0 +1,77 @@
+"""Takes the rows of a DataFrame over from Spark, as batches.
+
+Where its executors are on this machine they leave files of Arrow in the directory for temporary files. From elsewhere rows
+come through the driver; one partition, and the next one, are in memory then.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def is_frame(data: Any) -> bool:
+    """Whether something is a DataFrame of Spark, which need not be there for that."""
+    return type(data).__module__.startswith("pyspark.") and hasattr(data, "mapInArrow")
+
+
+def frame_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
+    """The rows."""
+    if not _is_local(frame):
+        yield from _through_driver(frame)
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-frame-") as directory:
+        for row in frame.mapInArrow(_leaving_files(directory), "path string").collect():
+            with pa.memory_map(row.path) as file, pa.ipc.open_stream(file) as reader:
+                yield from reader
+
+
+def _is_local(frame: DataFrame) -> bool:
+    """Whether executors are threads of the driver's process."""
+    if ".connect." in type(frame).__module__:
+        return False
+    return str(frame.sparkSession.sparkContext.master).split("[")[0] == "local"
+
+
+def _leaving_files(directory: str) -> Any:
+    """What a partition is mapped by: into a file, whose path it gives. It is made here so that it travels by value."""
+
+    def left(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import itertools
+        import uuid
+
+        import pyarrow as pa
+
+        batches = iter(batches)
+        first = next(batches, None)
+        if first is None:
+            return
+        path = f"{directory}/{uuid.uuid4().hex}.arrow"  # a second attempt has one of its own
+        with pa.OSFile(path, "wb") as file, pa.ipc.new_stream(file, first.schema) as writer:
+            for batch in itertools.chain([first], batches):
+                writer.write_batch(batch)
+        yield pa.record_batch({"path": [path]})
+
+    return left
+
+
+def _through_driver(frame: DataFrame) -> Iterator[pa.RecordBatch]:
+    def encoded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            yield pa.record_batch({"rows": pa.array([sink.getvalue().to_pybytes()])})
+
+    rows = frame.mapInArrow(encoded, "rows binary").toLocalIterator(prefetchPartitions=True)
+    for row in rows:
+        with pa.ipc.open_stream(row.rows) as reader:
+            yield from reader

@@ -1,0 +1,160 @@
+"""State as DataFrames of Spark: ``ps.read_state``, and the format "penstock-state" behind ``ps.register``.
+
+A Python data source reads: the files go from where they are to Spark's executors, through our readers there. What is sent
+to executors is the source itself, by value, so that one without Penstock can say so.
+
+Nothing of Spark is imported before one of these is called.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSource, DataSourceReader
+    from pyspark.sql.types import StructType
+
+FORMAT: Final = "penstock-state"
+_PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+
+_SESSIONS: Final[WeakSet[Any]] = WeakSet()
+"""Those that know the format."""
+
+
+def register(spark: SparkSession) -> None:
+    """Makes the format ``penstock-state`` known to a session.
+
+    Example:
+        penstock.register(spark)
+        spark.read.format("penstock-state").option("uid", "hot").option("state", "running").load("savepoints/one")
+    """
+    if spark not in _SESSIONS:
+        spark.dataSource.register(data_source())
+        _SESSIONS.add(spark)
+
+
+def read_state(spark: SparkSession, path: str | PathLike[str], uid: str, state: str) -> DataFrame:
+    """A state of a checkpoint or savepoint as a DataFrame, with the columns that ``open_state`` gives.
+
+    Args:
+        path: of a savepoint, of a job's checkpoints (its newest one is meant), or of one ``chk-<n>``; also ``s3://``. Both
+            this process and Spark's executors have to see it.
+        uid: of the operator.
+        state: its name.
+
+    Raises:
+        StateError: there is no such state, or a column has a type that Spark has not.
+    """
+    from penstock.state_tables.state_partitions import asked_state
+
+    asked = asked_state({"path": fspath(path), "uid": uid, "state": state})
+    register(spark)
+    is_pushed = str(spark.conf.get(_PUSHDOWN, "false")).lower() == "true"
+    reader = spark.read.format(FORMAT).option("uid", uid).option("state", state)
+    return reader.option("filters", str(is_pushed).lower()).load(asked.path)
+
+
+def data_source() -> type[DataSource]:
+    """The data source.
+
+    Its classes are made in functions since what is made there travels by value: what they need of Penstock they import
+    when they are used.
+    """
+    from pyspark.sql.datasource import DataSource
+    from pyspark.sql.types import StructType
+
+    needed = _needed()
+    plain = _reader_class(needed)
+    filtered = _filtered_reader_class(plain)
+
+    class StateSource(DataSource):  # type: ignore[misc]
+        @classmethod
+        def name(cls) -> str:
+            return "penstock-state"
+
+        def schema(self) -> StructType:
+            return StructType.fromJson(needed().asked_state(self.options).spark_json)
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            asked = needed().asked_state(self.options, is_known=True)
+            asked.check_schema(is_own=schema == StructType.fromJson(asked.spark_json))
+            return (filtered if asked.is_filtered else plain)(
+                asked.path, asked.uid, asked.name, asked.key_group_column
+            )
+
+    return StateSource
+
+
+def _needed() -> Callable[[], Any]:
+    """A function that gives what reads parts of state, wherever it is called; or says what is missing there."""
+    from penstock.state_tables.state_partitions import installed_version
+
+    version = installed_version()
+
+    def needed() -> Any:
+        try:
+            from penstock.state_tables import state_partitions
+        except ImportError as error:
+            raise RuntimeError(
+                f"Spark reads state with Penstock, and its Python {sys.executable} has not all of that ({error}): install "
+                f"penstock {version} for the Python that PYSPARK_PYTHON or spark.pyspark.python names, or ship an "
+                "environment that has it with spark.archives"
+            ) from error
+        found = state_partitions.installed_version()
+        if found != version:
+            raise RuntimeError(
+                f"Spark's Python {sys.executable} reads state with Penstock {found}, the session has {version}: install "
+                "the same"
+            )
+        return state_partitions
+
+    return needed
+
+
+def _reader_class(needed: Callable[[], Any]) -> Any:
+    from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+    class StateReader(DataSourceReader):  # type: ignore[misc]
+        def __init__(self, path: str, uid: str, state: str, key_group: str) -> None:
+            self.path, self.uid, self.state, self.key_group = path, uid, state, key_group
+            self.bounds: list[tuple[str, int]] = []
+
+        def partitions(self) -> list[InputPartition]:
+            tasks = needed().partitions_of(self.path, self.uid, self.state, self.bounds)
+            return [InputPartition([astuple(part) for part in parts]) for parts in tasks]
+
+        def read(self, partition: InputPartition) -> Iterator[Any]:
+            partitions = needed()
+            if partition.value is None:  # Spark's own, where there are no parts
+                return iter(())
+            parts = [partitions.StatePartition(*part) for part in partition.value]
+            return partitions.spark_batches(self.path, self.uid, self.state, parts)
+
+    return StateReader
+
+
+def _filtered_reader_class(plain: Any) -> Any:
+    """A reader that is told of filters: Spark takes it only where its option for that is on."""
+    signs = {
+        "EqualTo": "=",
+        "GreaterThan": ">",
+        "GreaterThanOrEqual": ">=",
+        "LessThan": "<",
+        "LessThanOrEqual": "<=",
+    }
+
+    class FilteredStateReader(plain):  # type: ignore[misc]
+        def pushFilters(self, filters: list[Any]) -> Iterator[Any]:  # noqa: N802
+            for one in filters:
+                sign = signs.get(type(one).__name__)
+                if sign and one.attribute == (self.key_group,) and isinstance(one.value, int):
+                    self.bounds.append((sign, one.value))
+                yield one  # Spark looks at the rows as well
+
+    return FilteredStateReader

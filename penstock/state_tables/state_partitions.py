@@ -1,0 +1,227 @@
+"""State in the parts that tasks of Spark read.
+
+A part is what one old subtask has of a state, cut by key-group where that is much. Keys are spread over key-groups by a
+hash, so equal ranges are about equal shares. Timers of a database lie in the order of time over all key-groups, and are not
+cut. A task reads so many parts that it has 32 to 128 MB of files: starting one costs what reading many MB does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+import pyarrow as pa
+
+from penstock.rows.spark_types import spark_json_of_columns
+from penstock.state_tables.carried_columns import converted_batch, spark_schema
+from penstock.state_tables.opened_state import StateTables, TablePiece, open_state
+from penstock.storage.codec import StateError
+
+TASK_BYTES_MIN: Final = 32 << 20
+TASK_BYTES_MAX: Final = 128 << 20
+_TASKS: Final = 16
+"""So many are made of what is not much, so that many cores can share it."""
+
+Bounds = tuple[str, int]
+"""A comparison with a key-group: one of ``=``, ``<``, ``<=``, ``>``, ``>=``, and the number."""
+
+
+def installed_version() -> str:
+    """Of Penstock; "" where it was not installed, but lies on the path."""
+    try:
+        return version("penstock")
+    except PackageNotFoundError:
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class StatePartition:
+    """A part.
+
+    Attributes:
+        place: of the piece among those of the table.
+        first_key_group, last_key_group: both inclusive; 0 and -1 where there are no keys.
+        size_bytes: about that much is read.
+    """
+
+    place: int
+    first_key_group: int
+    last_key_group: int
+    size_bytes: int
+
+
+def partitions_of(
+    path: str, uid: str, name: str, bounds: Sequence[Bounds] = ()
+) -> list[list[StatePartition]]:
+    """The parts of a state, by the task that reads them.
+
+    Args:
+        path: of the savepoint, or of the one checkpoint.
+        bounds: what the key-groups that are wanted fulfil.
+
+    Raises:
+        StateError: there is no such state.
+    """
+    state = open_again(path)
+    sizes = {one: state.piece_bytes(uid, name, one) for one in state.pieces(uid, name)}
+    limit_bytes = min(TASK_BYTES_MAX, max(TASK_BYTES_MIN, sum(sizes.values()) // _TASKS))
+    parts = []
+    for piece, size_bytes in sizes.items():
+        if piece.last_key_group < piece.first_key_group:
+            parts.append(StatePartition(piece.place, 0, -1, 0))
+            continue
+        ranges = key_group_ranges(piece, size_bytes, limit_bytes)
+        for part in ranges:
+            wanted = within_bounds(part, bounds)
+            if wanted:
+                share = size_bytes // len(ranges)
+                parts.append(StatePartition(piece.place, wanted.start, wanted.stop - 1, share))
+    return tasks_of(parts, limit_bytes)
+
+
+def tasks_of(parts: Sequence[StatePartition], limit_bytes: int) -> list[list[StatePartition]]:
+    """Parts together until they are more than a task is to read.
+
+    Example: two small ones and a large one.
+        >>> parts = [StatePartition(n, 0, 9, size) for n, size in enumerate((40, 50, 100))]
+        >>> [[one.place for one in task] for task in tasks_of(parts, limit_bytes=100)]
+        [[0, 1], [2]]
+    """
+    tasks: list[list[StatePartition]] = []
+    size_bytes = 0
+    for part in parts:
+        if not tasks or size_bytes + part.size_bytes > limit_bytes:
+            tasks.append([])
+            size_bytes = 0
+        tasks[-1].append(part)
+        size_bytes += part.size_bytes
+    return tasks
+
+
+def key_group_ranges(piece: TablePiece, size_bytes: int, limit_bytes: int) -> list[range]:
+    """The key-groups of a piece in parts of about so many bytes.
+
+    Example: three times what one part may have.
+        >>> key_group_ranges(TablePiece(0, 0, 127), 300, limit_bytes=100)
+        [range(0, 42), range(42, 85), range(85, 128)]
+    """
+    groups = piece.last_key_group - piece.first_key_group + 1
+    count = max(1, min(groups, -(-size_bytes // limit_bytes)))
+    starts = [piece.first_key_group + groups * index // count for index in range(count + 1)]
+    return [range(starts[index], starts[index + 1]) for index in range(count)]
+
+
+def within_bounds(part: range, bounds: Sequence[Bounds]) -> range:
+    """What a range has in common with comparisons.
+
+    Example: a closed range.
+        >>> within_bounds(range(0, 64), [(">=", 10), ("<", 20)])
+        range(10, 20)
+    """
+    start, stop = part.start, part.stop
+    for sign, value in bounds:
+        if sign in ("=", ">", ">="):
+            start = max(start, value + (sign == ">"))
+        if sign in ("=", "<", "<="):
+            stop = min(stop, value + (sign != "<"))
+    return range(start, max(start, stop))
+
+
+def open_again(path: str) -> StateTables:
+    """Opens what was there when Spark was told of its columns.
+
+    Raises:
+        StateError: it is not there any more.
+    """
+    try:
+        return open_state(path)
+    except StateError as error:
+        raise StateError(
+            f"{path} is not what it was when Spark was told of it: {error}. A checkpoint that its job retires is gone: read "
+            "the newest one, keep more of them (execution.checkpointing.num-retained), or take a savepoint"
+        ) from error
+
+
+def spark_batches(
+    path: str, uid: str, name: str, parts: Sequence[StatePartition]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of some parts, as Spark is given them.
+
+    Args:
+        path: of the savepoint, or of the one checkpoint.
+
+    Raises:
+        StateError: a value has no equal in Spark, or the job has retired the checkpoint meanwhile.
+        StoreCorrupt, StoreNotFound, StoreTransient: a file cannot be read.
+    """
+    where = f"state {name!r} of operator {uid!r}"
+    state = open_again(path)
+    pieces = {one.place: one for one in state.pieces(uid, name)}
+    schema = spark_schema(state.schema(uid, name), where)
+    for part in parts:
+        groups = range(part.first_key_group, part.last_key_group + 1)
+        for batch in state.piece_batches(uid, name, pieces[part.place], groups):
+            yield converted_batch(batch, schema, where)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedState:
+    """A state that Spark is to read.
+
+    Attributes:
+        path: of the savepoint, or of the one checkpoint.
+        uid, name: of the operator and of the state.
+        schema: as Spark is given it.
+        key_group_column: "" = there is none.
+        is_filtered: Spark tells of its filters.
+    """
+
+    path: str
+    uid: str
+    name: str
+    schema: pa.Schema
+    key_group_column: str
+    is_filtered: bool
+
+    @property
+    def spark_json(self) -> Any:
+        """The schema as Spark writes it."""
+        return spark_json_of_columns(self.schema)
+
+    def check_schema(self, *, is_own: bool) -> None:
+        """Checks that what Spark was told of the columns is what they are.
+
+        Raises:
+            StateError: it is something else.
+        """
+        if not is_own:
+            raise StateError(
+                f"state {self.name!r} of operator {self.uid!r} is read with a schema that it has not: leave out "
+                ".schema(...), and cast columns behind it"
+            )
+
+
+def asked_state(options: Mapping[str, str], *, is_known: bool = False) -> AskedState:
+    """What options ask for: ``path``, ``uid``, ``state``, and ``filters``, which is "true" or "false".
+
+    Args:
+        is_known: Spark was told of its columns before.
+
+    Raises:
+        StateError: one is missing, there is no such state, or Spark has no type for one of its columns.
+    """
+    missing = [one for one in ("path", "uid", "state") if not options.get(one)]
+    if missing:
+        raise StateError(
+            f"penstock-state is read without {' and '.join(missing)}: "
+            '.option("uid", ...).option("state", ...).load(path)'
+        )
+    uid, name = options["uid"], options["state"]
+    state = (open_again if is_known else open_state)(options["path"])
+    schema = spark_schema(state.schema(uid, name), f"state {name!r} of operator {uid!r}")
+    view = state.views_of(uid).get(name)
+    column = "" if view is None else view.key_group_name
+    is_filtered = (options.get("filters") or "").lower() == "true"
+    return AskedState(state.path, uid, name, schema, column, is_filtered)
