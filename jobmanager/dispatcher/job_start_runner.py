@@ -9,6 +9,7 @@ import structlog
 
 from jobmanager.failover.restart_settings import over_cluster
 from jobmanager.job.job_description import JobDescription, is_checkpoint_path
+from jobmanager.job.job_record import PATH_KEY
 from penstock.config import Configuration
 from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
 from penstock.graph.added_aggregates import mark_added
@@ -28,7 +29,6 @@ from penstock.storage.restore_point import (
 )
 from penstock.storage.savepoint import COMMITTED_PATH, OWNER_PATH, TAKEN_BACK_PATH
 
-PATH_KEY = "execution.state-recovery.path"
 IN_DOUBT_KEY = "execution.state-recovery.in-doubt"
 
 _log = structlog.get_logger(__name__)

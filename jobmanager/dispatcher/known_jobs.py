@@ -115,6 +115,14 @@ class KnownJobs(dict[str, KnownJob]):
         job = self.get(job_id)
         return job is not None and job.record.ended
 
+    def needing(self, uri: str) -> str | None:
+        """A job that has not ended, and was started from what lies there or below, and needs it still; None = none does."""
+        for job_id, job in self.items():
+            path = job.record.needs()
+            if path == uri or path.startswith(f"{uri}/"):
+                return job_id
+        return None
+
     def running(self) -> Iterator[tuple[str, JobMasterRunner]]:
         """Those that have an actor."""
         for job_id, job in self.items():

@@ -60,9 +60,17 @@ class SubmissionChecksRunner:
         """Makes what a job starts from its own.
 
         Raises:
-            JobRejected: another job has claimed it.
+            JobRejected: another job has claimed it, or needs it.
             StoreTransient: it cannot be claimed now.
         """
+        needing = self._jobs.needing(start.point.store_uri)
+        if needing is not None:
+            raise JobRejected(
+                f"job {start.graph.name!r} cannot claim {start.point.uri}: job {needing} was started from there, and a "
+                "failure takes it back there until its first own checkpoint is complete; wait for that "
+                f"(`penstock info {needing}` says it, `penstock checkpoint {needing}` takes one), or start without "
+                "--claim"
+            )
         which = f"{start.point.uri}, which it is to start from,"
         await self._call("claim", start.graph.name, which, start.claim)
 

@@ -31,6 +31,7 @@ from penstock.graph.start_command import start_command
 from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
 
 DETAILS_BYTES_MAX: Final = 256 * 1024
+PATH_KEY: Final = "execution.state-recovery.path"
 
 
 class JobRecord:
@@ -97,6 +98,7 @@ class JobRecord:
         self.operations = operations or OperationsRunner(f"job {job_id}")
         self._has_discarded = has_discarded
         self._started_from = started_from
+        self._begins_with = graph.config.get(PATH_KEY, "")
         self._run_options = list(graph.run_options)
         self._run_arguments = list(graph.run_arguments)
         self._vertices = [_shown(vertex) for vertex in graph.vertices]
@@ -186,6 +188,15 @@ class JobRecord:
 
     def _unstored_problem(self) -> str:
         return f"how the job ended cannot be stored yet: {self.unstored}" if self.unstored else ""
+
+    def needs(self) -> str:
+        """What it was started from, as long as a failure takes it back there; "" = nothing of others."""
+        if self.ended:
+            return ""
+        started_from = self._started_from()
+        if started_from is None:  # or its HEAD has not been read yet
+            return self._begins_with
+        return "" if started_from.independent_since_checkpoint_id else started_from.path
 
     def restorable_from(self) -> str:
         """What a job that has ended can be started from again; "" = nothing."""

@@ -194,8 +194,8 @@ def savepoints(directory: str, as_json: bool) -> None:
 def dispose(path: str, force: bool, jobmanager: str | None, as_json: bool) -> None:
     """Remove a savepoint, or the checkpoints that an ended job has left.
 
-    PATH is the directory of the savepoint, or that of the job in the checkpoint store. Whether that job still runs
-    is asked of the JobManager.
+    PATH is the directory of the savepoint, or that of the job in the checkpoint store. Whether that job still runs,
+    or another one may go back to it, is asked of the JobManager.
     """
     from penstock.storage.kept_state import dispose as dispose_of
 
@@ -214,7 +214,23 @@ def dispose(path: str, force: bool, jobmanager: str | None, as_json: bool) -> No
             )
 
     uri = whole_directory(path)
-    what = dispose_of(uri, check_ended, force=force)
+
+    def check_unneeded() -> None:
+        if force:
+            return
+        with connected(jobmanager) as client:
+            running = [one.job_id for one in client.jobs() if one.state not in TERMINAL_STATES]
+            for job_id in running:
+                started = client.job(job_id).started_from
+                is_there = f"{started.path}/".startswith(f"{uri}/")
+                if is_there and not started.independent_since_checkpoint_id:
+                    raise JobRejected(
+                        f"job {job_id} was started from {started.path}, and a failure takes it back there until its "
+                        "first own checkpoint is complete: nothing has been removed; "
+                        f"`penstock checkpoint {job_id}` takes one"
+                    )
+
+    what = dispose_of(uri, check_ended, check_unneeded, force=force)
     if as_json:
         print_json({"path": uri, "removed": what})
     else:

@@ -104,11 +104,18 @@ def _kept(uri: str, store: ObjectStore) -> KeptSavepoint:
     )
 
 
-def dispose(uri: str, check_ended: Callable[[str], None], *, force: bool = False) -> str:
+def dispose(
+    uri: str,
+    check_ended: Callable[[str], None],
+    check_unneeded: Callable[[], None],
+    *,
+    force: bool = False,
+) -> str:
     """Removes a savepoint, or what an ended job has left of its checkpoints; returns what it was.
 
     Args:
         check_ended: raises where the job of this id may still run.
+        check_unneeded: raises where another job may still go back to what is there.
         force: also a savepoint that another job has claimed.
 
     Raises:
@@ -122,7 +129,7 @@ def dispose(uri: str, check_ended: Callable[[str], None], *, force: bool = False
     except StoreNotFound as error:
         raise JobRejected(f"there is no savepoint, and no job's directory: {error}") from error
     if HEAD_PATH in inside:
-        return _dispose_of_job(store, check_ended)
+        return _dispose_of_job(store, check_ended, check_unneeded)
     if not looks_like_savepoint(inside):
         raise JobRejected(
             f"{uri} is no savepoint and no job's directory of checkpoints: nothing has been removed"
@@ -142,17 +149,22 @@ def dispose(uri: str, check_ended: Callable[[str], None], *, force: bool = False
         raise JobRejected(
             f"{uri} holds something that is no part of a savepoint: {others[0]}; nothing has been removed"
         )
+    check_unneeded()
     # Without its manifest it is no savepoint any more, wherever this ends.
     delete_all(store, [MANIFEST_PATH])
     _remove_all(store)
     return "savepoint"
 
 
-def _dispose_of_job(store: ObjectStore, check_ended: Callable[[str], None]) -> str:
+def _dispose_of_job(
+    store: ObjectStore, check_ended: Callable[[str], None], check_unneeded: Callable[[], None]
+) -> str:
     heads = HeadStore(store)
     head = heads.read()
     if head is not None:
         check_ended(head.job_id)
+    check_unneeded()
+    if head is not None:
         # A JobManager that has the job after all cannot add anything any more.
         head = heads.claim(head.job_id, head.leader_epoch + 1)
         del head.retained[:]

@@ -118,14 +118,18 @@ def test_windows_fire_only_with_drain(new_env: NewEnvironment, tmp_path: Path) -
 
 def test_an_idle_job_stops_at_once(new_env: NewEnvironment, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    env = new_env(config={"execution.checkpointing.interval": "1h"})
-    stream = env.read_json(str(tmp_path / "in"), schema=pa.schema([("n", pa.int64())]), watch="1s")
-    stream.key_by("n").aggregate(rows=ps.count()).write_parquet(str(tmp_path / "out"))
-    handle = env.submit("idle")
-    await_details(handle, lambda _, state: state == "RUNNING")
-    begun = time.monotonic()
-    handle.stop(tmp_path / "kept", timeout=DEADLINE_S)
-    assert time.monotonic() - begun < 5  # one second where nothing else runs on the machine
+    seconds: list[float] = []
+    while len(seconds) < 3 and not (seconds and min(seconds) < 1):  # other work may hold one up
+        env = new_env(config={"execution.checkpointing.interval": "1h"})
+        schema = pa.schema([("n", pa.int64())])
+        stream = env.read_json(str(tmp_path / "in"), schema=schema, watch="1s")
+        stream.key_by("n").aggregate(rows=ps.count()).write_parquet(str(tmp_path / "out"))
+        handle = env.submit("idle")
+        await_details(handle, lambda _, state: state == "RUNNING")
+        begun = time.monotonic()
+        handle.stop(tmp_path / "kept", timeout=DEADLINE_S)
+        seconds.append(time.monotonic() - begun)
+    assert min(seconds) < 1
 
 
 @pytest.mark.parametrize("drain", [False, True])

@@ -237,7 +237,7 @@ def test_what_an_ended_job_can_be_started_from_is_known_to_the_next(
             assert after.summary.restorable_from == before.summary.restorable_from
             assert after.failure.message == before.failure.message
             assert after.start_again == before.start_again
-        dispose(str(tmp_path / "checkpoints" / JOB), lambda job_id: None)
+        dispose(str(tmp_path / "checkpoints" / JOB), lambda job_id: None, lambda: None)
         assert not (await listed()).summary.restorable_from
 
     run(scenario)

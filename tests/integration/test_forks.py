@@ -1,0 +1,269 @@
+"""Aim: jobs that go on from one savepoint share nothing but what was before it: rows up to it are published once, those behind
+it once by each, and whatever ends or is removed, the others go on, and come back from a failure.
+
+Method: numbers, each with how many of its key have come, which follows from the number alone; into files and into a two-phase
+sink. Output that is in doubt is that of a job whose sink fails as soon as the savepoint is complete. Each job that is left makes
+a checkpoint, fails once, and is stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from typing_extensions import override
+
+import penstock as ps
+from penstock.cli.main import main
+from penstock.client.job import JobHandle
+from penstock.errors import JobRejected, StreamError
+from tests.integration.conftest import NewEnvironment
+from tests.support.jobs import DEADLINE_S, await_details, cancel
+from tests.support.processes import Deadline, wait_gone
+
+pytestmark = pytest.mark.integration
+
+KEYS, RATE = 7, 5_000
+RETAINED = {"execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION"}
+ROW = {"n": "int64", "seen": "int64"}
+
+
+def numbers(start: int, count: int) -> pa.RecordBatch:
+    return pa.record_batch({"n": pa.array(range(start, start + count), pa.int64())})
+
+
+class Count(ps.KeyedProcessFunction):
+    """Numbers the rows of each key; fails once where a file is there."""
+
+    seen = ps.ValueState("seen", pa.int64(), default=0)
+
+    def __init__(self, fail: Path) -> None:
+        self.fail = fail
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        if row.n % 256 == 0 and self.fail.exists():
+            self.fail.unlink()
+            raise OSError("once")
+        self.seen.update(self.seen.value() + 1)
+        out.emit(n=row.n, seen=self.seen.value())
+
+
+class Ledger(ps.TwoPhaseSink):
+    """A file per checkpoint; fails at the first one behind a savepoint where it is trapped."""
+
+    def __init__(self, directory: Path, kept: Path, trap: Path) -> None:
+        self.directory, self.kept, self.trap = directory, kept, trap
+        self.rows: list[dict[str, Any]] = []
+
+    @override
+    def write(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.to_pylist()
+
+    @override
+    def prepare_commit(self, checkpoint_id: int) -> list[bytes]:
+        if self.trap.exists() and list(self.kept.glob("*/manifest")):
+            raise OSError("trapped")
+        if not self.rows:
+            return []
+        self.directory.mkdir(parents=True, exist_ok=True)
+        hidden = self.directory / f".{uuid.uuid4().hex}"
+        hidden.write_text(json.dumps(self.rows))
+        self.rows = []
+        return [str(hidden).encode()]
+
+    @override
+    def commit(self, committable: bytes) -> None:
+        hidden = Path(committable.decode())
+        final = hidden.with_name(hidden.name[1:])
+        if hidden.exists():
+            hidden.rename(final)
+        assert final.exists()
+
+    @override
+    def abort(self, committable: bytes) -> None:
+        Path(committable.decode()).unlink(missing_ok=True)
+
+
+class Branches:
+    """Jobs of one graph, each with its own output, and a savepoint of the first of them."""
+
+    def __init__(self, new_env: NewEnvironment, directory: Path) -> None:
+        self._new_env = new_env
+        self._directory = directory
+        self.kept = directory / "kept"
+
+    def submit(
+        self,
+        name: str,
+        path: str = "",
+        config: Mapping[str, str] = MappingProxyType({}),
+        *,
+        claim: bool = False,
+    ) -> JobHandle:
+        """Starts a job; from this savepoint on."""
+        own = {
+            "execution.checkpointing.interval": "1h",
+            "execution.checkpointing.dir": str(self._directory / "checkpoints"),
+        }
+        env = self._new_env(2, {**own, **config})
+        rows = env.generate(numbers, rate=RATE, schema={"n": "int64"}).uid("numbers").parallelism(1)
+        keyed = rows.select(key=ps.col("n") % KEYS, n=ps.col("n")).parallelism(1).key_by("key")
+        counted = keyed.process(Count(self._directory / f"fail-{name}"), schema=ROW).uid("counts")
+        counted.write_parquet(str(self._directory / name / "files")).uid("files")
+        ledger = Ledger(self._directory / name / "ledger", self.kept, self.trap(name))
+        counted.sink(ledger).uid("ledger")
+        handle = env.submit(name, from_savepoint=path or None, claim=claim)
+        await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > 1_000)
+        return handle
+
+    def trap(self, name: str) -> Path:
+        """What has the job's sink fail behind a savepoint."""
+        return self._directory / f"trap-{name}"
+
+    def original(self, doubt: str) -> tuple[JobHandle, str]:
+        """A job and its savepoint, whose output is committed, or in doubt."""
+        never = {"restart-strategy.type": "none"} if doubt else {}
+        handle = self.submit("original", config=never)
+        handle.checkpoint(DEADLINE_S)
+        if not doubt:
+            return handle, handle.savepoint(self.kept, timeout=DEADLINE_S)
+        self.trap("original").touch()
+        with pytest.raises(StreamError, match="--in-doubt commit"):
+            handle.savepoint(self.kept, timeout=DEADLINE_S)
+        with pytest.raises(ps.JobFailed, match="trapped"):
+            handle.wait(DEADLINE_S)
+        (manifest,) = self.kept.glob("*/manifest")
+        assert not (manifest.parent / "committed").exists()
+        return handle, str(manifest.parent)
+
+    def fail(self, name: str, handle: JobHandle) -> None:
+        """Has a job go back to its newest checkpoint."""
+        restarts = handle.details().summary.restarts
+        (self._directory / f"fail-{name}").touch()
+        await_details(
+            handle,
+            lambda _, state: state == "RUNNING" and handle.details().summary.restarts > restarts,
+        )
+
+    def stop(self, name: str, handle: JobHandle) -> None:
+        """Stops a job that has shown something."""
+        deadline = Deadline(f"rows of {name}")
+        while not list((self._directory / name / "ledger").glob("[!.]*")):
+            assert deadline.left()
+            handle.checkpoint(DEADLINE_S)
+        handle.stop(self._directory / "stopped", timeout=DEADLINE_S)
+
+    def published(self, name: str) -> range:
+        """The numbers that a job shows, which follow each other, once in either sink."""
+        files = [
+            row
+            for file in (self._directory / name / "files").glob("part-*")
+            for row in pq.read_table(file).to_pylist()
+        ]
+        ledger = [
+            row
+            for file in (self._directory / name / "ledger").glob("[!.]*")
+            for row in json.loads(file.read_text())
+        ]
+        shown = sorted(row["n"] for row in files)
+        assert shown == sorted(row["n"] for row in ledger)
+        assert all(row["seen"] == row["n"] // KEYS + 1 for row in files + ledger)
+        found = range(shown[0], shown[0] + len(shown))
+        assert shown == list(found)
+        return found
+
+
+@pytest.fixture
+def branches(new_env: NewEnvironment, tmp_path: Path) -> Branches:
+    return Branches(new_env, tmp_path)
+
+
+@pytest.fixture
+def dispose(address: str) -> Callable[[str], tuple[int, str]]:
+    def run(path: str) -> tuple[int, str]:
+        result = CliRunner().invoke(main, ["dispose", path, "--jobmanager", address])
+        return result.exit_code, result.output
+
+    return run
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("first_to_end", ["one", "other"])
+@pytest.mark.parametrize("claim", [False, True])
+@pytest.mark.parametrize("doubt", ["", "commit", "leave"])
+def test_two_forks_share_nothing_but_what_was_before(
+    branches: Branches,
+    dispose: Callable[[str], tuple[int, str]],
+    doubt: str,
+    claim: bool,
+    first_to_end: str,
+) -> None:
+    original, path = branches.original(doubt)
+    committed = branches.published("original") if doubt else range(0)
+    said = {"execution.state-recovery.in-doubt": doubt} if doubt else {}
+    forks = {"one": branches.submit("one", path, said)}
+    forks["one"].checkpoint(DEADLINE_S)
+    forks["other"] = branches.submit("other", path, said, claim=claim)
+    for third in (False, True) if claim else ():
+        with pytest.raises(JobRejected, match=f"job {forks['other'].job_id} has claimed it"):
+            branches.submit("third", path, said, claim=third)
+    forks["other"].checkpoint(DEADLINE_S)
+    cancel(forks[first_to_end])
+    (left,) = set(forks) - {first_to_end}
+    if not claim:
+        assert dispose(path) == (0, f"removed savepoint {path}\n")
+    elif first_to_end == "other":
+        wait_gone(Path(path), Deadline(f"the end of {path}"))
+    for _ in range(2):
+        forks[left].checkpoint(DEADLINE_S)
+    branches.fail(left, forks[left])
+    branches.stop(left, forks[left])
+    one, other = branches.published("one"), branches.published("other")
+    assert one.start == other.start
+    if not doubt:
+        branches.fail("original", original)
+        branches.stop("original", original)
+    shown = branches.published("original")
+    assert shown.start == 0
+    if doubt == "leave":  # only the checkpoint before the savepoint
+        assert shown == committed
+        assert shown.stop < one.start
+    elif doubt == "commit":
+        assert committed.stop < shown.stop == one.start
+    else:
+        assert shown.stop > one.start
+
+
+@pytest.mark.parametrize("of", ["savepoint", "checkpoint"])
+def test_what_a_fork_still_needs_is_neither_claimed_nor_disposed_of(
+    branches: Branches, dispose: Callable[[str], tuple[int, str]], of: str
+) -> None:
+    original, path = branches.original("")
+    if of == "checkpoint":
+        cancel(original)
+        original = branches.submit("kept", path, RETAINED)
+        original.checkpoint(DEADLINE_S)
+        path = str(Path(original.checkpoints()[0].path).parents[1])
+    cancel(original)
+    fork = branches.submit("fork", path)
+    with pytest.raises(JobRejected, match=f"job {fork.job_id} was started from there"):
+        branches.submit("third", path, claim=True)
+    status, told = dispose(path)
+    assert status == 1
+    assert f"job {fork.job_id} was started from {path}" in told
+    branches.fail("fork", fork)
+    fork.checkpoint(DEADLINE_S)
+    owner = branches.submit("owner", path, claim=True)
+    cancel(owner)
+    wait_gone(Path(path), Deadline(f"the end of {path}"))
+    branches.fail("fork", fork)
+    branches.stop("fork", fork)
+    branches.published("fork")
