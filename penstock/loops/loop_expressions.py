@@ -79,7 +79,8 @@ OPERATIONS: Final = sorted(
         *(name for name, _ in _COMPARE.values()),
         *(set(_CALLS.values()) - {"fabs"}),
         *_EXTREMES.values(),
-        *("equal", "truth", "power", "integer", "fail", "put", "store", "grown"),
+        *("equal", "truth", "power", "integer", "fail", "has_failed", "grown"),
+        *("as_integer", "as_float", "as_boolean"),
     }
 )
 
@@ -128,6 +129,8 @@ class ExpressionWriter:
         self._loops = 0
         self._may_fail = False
         self._has_leave = False
+        self._may_repeat = False
+        self._calls_per_row = 0
         self._temporaries = 0
         arguments = [each.arg for each in function.args.args]
         if len(arguments) == 4:

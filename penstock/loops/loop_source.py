@@ -17,6 +17,7 @@ import ast
 import builtins
 from typing import Final
 
+from penstock.loops.checked import INT64_MAX, INT64_MIN
 from penstock.loops.dialect import AssignedNames, refuse, stored_names
 from penstock.loops.loop_expressions import (
     OPERATIONS,
@@ -36,6 +37,7 @@ TIMER_CALLS: Final = (
     "delete_event_time",
     "delete_processing_time",
 )
+_CELLS: Final = {"int64": "as_integer", "float64": "as_float", "bool": "as_boolean"}
 _DTYPES: Final = {"int64": "int64", "float64": "float64", "bool": "bool_"}
 
 
@@ -59,6 +61,7 @@ class _Writer(ExpressionWriter):
             if node.id.startswith(OWN) or node.id in own:
                 raise refuse(node, f"{node.id!r} cannot be given another value")
         AssignedNames().check(self._body)
+        self._may_repeat = self._calls_repeat()
         self._find_results()
         self._indent = 2
         self._block(self._body)
@@ -80,9 +83,10 @@ class _Writer(ExpressionWriter):
             *(f"{kind}_{index}" for index in range(len(source.columns)) for kind in ("c", "k")),
             *(f"{kind}_{name}" for name in source.states for kind in ("s", "e", "d")),
         ]
-        written = "\n".join(text for text, _ in self._rows)
+        written = "\n".join(["_p_has_failed(", *(text for text, _ in self._rows)])
         used = [name for name in OPERATIONS if f"{OWN}{name}(" in written]
         imports = ", ".join(f"{name} as {OWN}{name}" for name in used)
+        room = f"{max(1, self._calls_per_row)} * {OWN}room"
         head = [
             "import numpy as _p_numpy",
             "from math import fabs as _p_fabs",
@@ -91,15 +95,15 @@ class _Writer(ExpressionWriter):
             f"    {OWN}n = 0",
             f"    {OWN}before = 0",
             f"    {OWN}i = {OWN}first",
-            f"    {OWN}rows = {OWN}numpy.empty({OWN}room, {OWN}numpy.int64)",
+            f"    {OWN}rows = {OWN}numpy.empty({room}, {OWN}numpy.int64)",
         ]
         for index, kind in enumerate(source.results.values()):
-            head.append(f"    r_{index} = {OWN}numpy.empty({OWN}room, {OWN}numpy.{_DTYPES[kind]})")
-            head.append(f"    v_{index} = {OWN}numpy.empty({OWN}room, {OWN}numpy.bool_)")
+            head.append(f"    r_{index} = {OWN}numpy.empty({room}, {OWN}numpy.{_DTYPES[kind]})")
+            head.append(f"    v_{index} = {OWN}numpy.empty({room}, {OWN}numpy.bool_)")
         if source.has_timers:
             head.append(f"    {OWN}t = 0")
             head += [
-                f"    {OWN}{name} = {OWN}numpy.empty({OWN}room, {OWN}numpy.int64)"
+                f"    {OWN}{name} = {OWN}numpy.empty({room}, {OWN}numpy.int64)"
                 for name in ("timer_kinds", "timer_rows", "timer_times")
             ]
         head += [
@@ -117,7 +121,7 @@ class _Writer(ExpressionWriter):
         if source.has_timers:
             given.append(f"{OWN}t, {OWN}timer_kinds, {OWN}timer_rows, {OWN}timer_times")
         tail = [
-            f"    if {OWN}errors[0] != 0:",
+            f"    if {OWN}has_failed({OWN}errors):",
             f"        return ({', '.join([f'{OWN}i', f'{OWN}before', f'{OWN}rows', *given])})",
             f"    return ({', '.join([f'{OWN}stop', f'{OWN}n', f'{OWN}rows', *given])})",
         ]
@@ -149,6 +153,16 @@ class _Writer(ExpressionWriter):
                     f"{field_.name}={self._row}.{field_.name}",
                 )
             self._source.results[field_.name] = kind or "bool"
+
+    def _calls_repeat(self) -> bool:
+        """Whether a loop of the function's own holds a call."""
+        return any(
+            isinstance(call, ast.Expr) and isinstance(call.value, ast.Call)
+            for statement in self._body
+            for loop in ast.walk(statement)
+            if isinstance(loop, ast.For | ast.While)
+            for call in ast.walk(loop)
+        )
 
     def _is_emit(self, node: ast.Call) -> bool:
         return dotted(node.func) == f"{self._collector}.emit"
@@ -189,7 +203,7 @@ class _Writer(ExpressionWriter):
     def _check(self) -> None:
         """Leaves the row where the statement before failed."""
         if self._may_fail:
-            self._write(f"if {OWN}errors[0] != 0: break")
+            self._write(f"if {OWN}has_failed({OWN}errors): break")
             self._may_fail = False
 
     def _temporary(self) -> str:
@@ -298,7 +312,7 @@ class _Writer(ExpressionWriter):
 
     def _behind_loop(self) -> None:
         """A loop may have been left for the end of the row."""
-        self._write(f"if {OWN}errors[0] != 0: break")
+        self._write(f"if {OWN}has_failed({OWN}errors): break")
         if self._has_leave:
             self._write(f"if {OWN}leave: {'break' if self._loops else 'continue'}")
 
@@ -351,19 +365,43 @@ class _Writer(ExpressionWriter):
             self._write(f"{value} = {self._value(columns[name])}")
             given.append(value)
         self._check()
-        self._write(f"if {OWN}n == len({OWN}rows):")
-        self._write(f"    {OWN}rows = {OWN}grown({OWN}rows)")
-        for index in range(len(given)):
-            self._write(f"    r_{index} = {OWN}grown(r_{index})")
-            self._write(f"    v_{index} = {OWN}grown(v_{index})")
-        for index, value in enumerate(given):
-            self._write(
-                f"{OWN}put(r_{index}, v_{index}, {OWN}n, {value}, {OWN}errors, {self._line})"
-            )
-            self._may_fail = True
-        self._check()
+        results = [f"{kind}_{index}" for index in range(len(given)) for kind in ("r", "v")]
+        self._make_room(f"{OWN}n", [f"{OWN}rows", *results])
+        for index, (value, kind) in enumerate(
+            zip(given, self._source.results.values(), strict=True)
+        ):
+            self._put(f"r_{index}", f"v_{index}", f"{OWN}n", value, kind, (INT64_MIN, INT64_MAX))
         self._write(f"{OWN}rows[{OWN}n] = {OWN}i")
         self._write(f"{OWN}n += 1")
+
+    def _make_room(self, count: str, arrays: list[str]) -> None:
+        """There is room for one more of each call in a row; where calls are repeated, for more only when it is made.
+
+        Arrays that may be replaced in the loop cost it several times its own work.
+        """
+        if not self._loops:
+            self._calls_per_row += 1
+            if not self._may_repeat:
+                return
+        self._write(f"if {count} == len({arrays[0]}):")
+        for array in arrays:
+            self._write(f"    {array} = {OWN}grown({array})")
+
+    def _put(
+        self, cells: str, are_there: str, index: str, value: str, kind: str, limits: tuple[int, int]
+    ) -> None:
+        """Puts a value, or none, into a cell."""
+        own = self._temporary()
+        bounds = [str(limit) for limit in limits] if kind == "int64" else []
+        self._write(f"if {value} is None:")
+        self._write(f"    {are_there}[{index}] = False")
+        self._write("else:")
+        self._indent += 1
+        self._write(f"{own} = {self._call(_CELLS[kind], value, *bounds)}")
+        self._check()
+        self._write(f"{cells}[{index}] = {own}")
+        self._write(f"{are_there}[{index}] = True")
+        self._indent -= 1
 
     def _state_change(self, call: ast.Call, name: str) -> None:
         state = self._state(call, name)
@@ -379,11 +417,11 @@ class _Writer(ExpressionWriter):
                 call, f"{name}(...) is not compiled: states have value(), update(value) and clear()"
             )
         own = state.attribute
-        self._write(
-            f"{OWN}store(s_{own}, e_{own}, {OWN}s, {value}, {state.low}, {state.high}, {OWN}errors, {self._line})"
-        )
-        self._may_fail = value != "None"
-        self._check()
+        limits = (state.low, state.high)
+        if value == "None":
+            self._write(f"e_{own}[{OWN}s] = False")
+        else:
+            self._put(f"s_{own}", f"e_{own}", f"{OWN}s", value, state.kind, limits)
         self._write(f"d_{own}[{OWN}s] = True")
 
     def _timer(self, call: ast.Call, method: str) -> None:
@@ -393,9 +431,8 @@ class _Writer(ExpressionWriter):
         value = self._temporary()
         self._write(f"{value} = {self._call('integer', self._value(call.args[0]))}")
         self._check()
-        self._write(f"if {OWN}t == len({OWN}timer_kinds):")
-        for name in ("timer_kinds", "timer_rows", "timer_times"):
-            self._write(f"    {OWN}{name} = {OWN}grown({OWN}{name})")
+        names = [f"{OWN}{name}" for name in ("timer_kinds", "timer_rows", "timer_times")]
+        self._make_room(f"{OWN}t", names)
         self._write(f"{OWN}timer_kinds[{OWN}t] = {TIMER_CALLS.index(method)}")
         self._write(f"{OWN}timer_rows[{OWN}t] = {OWN}i")
         self._write(f"{OWN}timer_times[{OWN}t] = {value}")

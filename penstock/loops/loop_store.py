@@ -61,7 +61,7 @@ def _signature(spec: graph_pb2.CompiledLoop) -> tuple[Any, ...]:
         return types.Array(item, 1, "C", readonly=not is_written)
 
     arguments = [types.int64, types.int64, array("int64"), array("int64"), types.int64, types.int64]
-    arguments += [array("int64", is_written=True), types.int64]
+    arguments += [types.int64, types.int64]
     for column in spec.columns:
         arguments += [array(column.kind), array("bool")]
     for state in spec.states:

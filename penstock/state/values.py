@@ -198,6 +198,11 @@ class ValueState(CellState):
         """Sets the values of n keys of the batch; null removes, and the last of equal keys counts."""
         self._put_many(keys, values)
 
+    @property
+    def column(self) -> Any:
+        """Of the state backend; for compiled functions."""
+        return self._column
+
     def values_in(self, slots: list[int]) -> list[Any]:
         """The values in slots, None where there is none; for compiled functions."""
         if self._is_plain:

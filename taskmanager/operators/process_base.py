@@ -59,6 +59,7 @@ class StatefulOperator(Operator):
         self._keys: KeyColumns | None = None
         if self._info.is_keyed:
             self._keys = KeyColumns(spec.process.keys, schema_from_bytes(spec.input_schema))
+        self._numbers = spec.process.compiled.states
         self._is_bound = False
 
     @property
@@ -106,7 +107,12 @@ class StatefulOperator(Operator):
             )
         try:
             self._states = FunctionStates(
-                function, self._info, None if keys is None else keys.types, self._ctx, context
+                function,
+                self._info,
+                None if keys is None else keys.types,
+                self._ctx,
+                context,
+                {state.name: state.kind for state in self._numbers},
             )
         except (StateError, JobRejected) as error:
             raise TaskFailure(f"operator {self._name!r}: {error}", operator=self._name) from error

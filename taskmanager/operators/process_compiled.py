@@ -26,6 +26,7 @@ from penstock.rows.schema import EVENT_TIME, schema_from_bytes
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.operators.process_rows import ProcessInput, ProcessOperator
+from taskmanager.state.hashmap.number_column import HashMapNumberColumn
 
 _ROWS_AT_ONCE: Final = 16_384
 """Rows of one call: between two calls the slot may do something else."""
@@ -34,8 +35,29 @@ _ZEROS: Final[dict[str, Any]] = {"int64": 0, "float64": 0.0, "bool": False}
 _NO_TIMES = np.zeros(0, np.int64)
 
 
-class _Numbers:
-    """A state in arrays, for the keys of a batch.
+class _HeldNumbers:
+    """A state that the backend has in arrays, by slot.
+
+    Attributes:
+        values: [room], zero where there is none.
+        are_there: bool[room].
+        have_changed: bool[room].
+    """
+
+    def __init__(self, column: HashMapNumberColumn, slots: Int64Array) -> None:
+        self._column = column
+        self._slots = slots
+        self.values = column.values.numbers
+        self.are_there = column.values.are_there
+        self.have_changed = column.changed_numbers
+
+    def put_back(self, first: int, stop: int) -> None:
+        """Tells the backend what rows have changed."""
+        self._column.put_numbers(self._slots[first:stop])
+
+
+class _CopiedNumbers:
+    """A state of which the numbers are copied into arrays, for the keys of a batch.
 
     Attributes:
         values: [keys], zero where there is none.
@@ -56,7 +78,7 @@ class _Numbers:
         self.values: Any = np.array(found, kind)
         self.have_changed: BoolArray = np.zeros(len(slots), np.bool_)
 
-    def put_back(self) -> None:
+    def put_back(self, _first: int, _stop: int) -> None:
         """Gives the state what has changed."""
         changed = np.flatnonzero(self.have_changed)
         if not len(changed):
@@ -112,12 +134,7 @@ class CompiledProcessOperator(ProcessOperator):
         position = batch.schema.get_field_index(EVENT_TIME)
         times = None if position < 0 else batch.column(position)
         ctx.begin(given.keys.arrays(batch), times)
-        unique, places = np.unique(slots, return_inverse=True)
-        own_slots = unique.tolist()
-        states = [
-            _Numbers(getattr(self._handle.function, state.name), state.kind, own_slots)
-            for state in compiled.states
-        ]
+        places, states = self._numbers_of(slots)
         arrays = [array for column in compiled.columns for array in _arrays(batch, column)]
         for state in states:
             arrays += [state.values, state.are_there, state.have_changed]
@@ -134,7 +151,7 @@ class CompiledProcessOperator(ProcessOperator):
                 moments,
                 ctx.watermark,
                 ctx.now_ms,
-                errors,
+                errors.ctypes.data,
                 stop - cursor,
                 *arrays,
             )
@@ -144,9 +161,9 @@ class CompiledProcessOperator(ProcessOperator):
             if errors[0]:
                 self._failed(batch, done, given)
                 done += 1
-            cursor = done
             for state in states:
-                state.put_back()
+                state.put_back(cursor, done)
+            cursor = done
             yield from emitted
             yield from self._output.of_rows(batch, given.policy)
             if cursor < rows and self._slice.is_over():
@@ -154,6 +171,20 @@ class CompiledProcessOperator(ProcessOperator):
                 self._slice.begin()
             ctx.tick()
         self._end(keys, given)
+
+    def _numbers_of(
+        self, slots: Int64Array
+    ) -> tuple[Int64Array, list[_HeldNumbers | _CopiedNumbers]]:
+        """Where each row finds its numbers, and the states."""
+        function, kinds = self._handle.function, self._compiled.states
+        held = [getattr(function, state.name) for state in kinds]
+        if all(isinstance(state.column, HashMapNumberColumn) for state in held):
+            return slots, [_HeldNumbers(state.column, slots) for state in held]
+        unique, places = np.unique(slots, return_inverse=True)
+        own = unique.tolist()
+        return places, [
+            _CopiedNumbers(state, kind.kind, own) for state, kind in zip(held, kinds, strict=True)
+        ]
 
     def _failed(self, batch: pa.RecordBatch, index: int, given: ProcessInput) -> None:
         """The error of a row goes the way of the operator's policy."""

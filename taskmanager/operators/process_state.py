@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class FunctionStates:
         info: its kind.
         key_types: of the key columns; None = unkeyed.
         scope: what its states of keys look at.
+        numbers: kinds of the states that a compiled function uses, by attribute.
 
     Attributes:
         by_name: the bound states.
@@ -59,7 +60,9 @@ class FunctionStates:
         key_types: Sequence[pa.DataType] | None,
         scope: StateScope,
         context: OperatorContext,
+        numbers: Mapping[str, str] | None = None,
     ) -> None:
+        self._numbers = numbers or {}
         self._scope = scope
         self._clock = context.clock
         self.by_name: dict[str, State] = {}
@@ -69,7 +72,8 @@ class FunctionStates:
         self._memory = MemoryCheck(context.memory, context.clock)
         for attribute, state in check_states(function, info.states).items():
             if isinstance(state, KeyedState):
-                bound: Any = state.bind(self._column(state), scope)
+                kind = "" if state.ttl_ms else self._numbers.get(attribute, "")
+                bound: Any = state.bind(self._column(state, kind), scope)
                 self._keyed.append(bound)
             elif isinstance(state, BroadcastState):
                 held = context.operator_state.list(state.name, BROADCAST)
@@ -98,7 +102,7 @@ class FunctionStates:
             isinstance(state, OperatorListState | BroadcastState) for state in self.by_name.values()
         )
 
-    def _column(self, state: KeyedState) -> Any:
+    def _column(self, state: KeyedState, number_kind: str) -> Any:
         if self._space is None:
             raise JobRejected(f"state {state.name!r}: state per key needs a keyed stream")
         descriptor = StateDescriptor(
@@ -107,6 +111,7 @@ class FunctionStates:
             codec=Stamped(state.codec) if state.ttl_ms else state.codec,
             key_codec=state.key_codec,
             ttl_ms=state.ttl_ms,
+            number_kind=number_kind,
         )
         if descriptor.kind is StateKind.VALUE:
             return self._space.value_column(descriptor)

@@ -64,6 +64,7 @@ class StateDescriptor:
         key_codec: of a map's keys (immutable, hashable).
         ttl_ms: 0 = for ever. Else every stored value is the tuple ``(stored, stamp_ms)``, and one with
             ``stamp_ms + ttl_ms <= now`` may be removed at any time; ``codec`` handles the tuples.
+        number_kind: "int64", "float64" or "bool" where a compiled function uses it and it has no time to live.
     """
 
     name: str
@@ -71,3 +72,4 @@ class StateDescriptor:
     codec: ValueCodec
     key_codec: ValueCodec | None = None
     ttl_ms: int = 0
+    number_kind: str = ""

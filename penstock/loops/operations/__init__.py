@@ -18,7 +18,7 @@ from penstock.loops.operations.arithmetic import (
     shift_right,
     subtract,
 )
-from penstock.loops.operations.cells import grown, put, store
+from penstock.loops.operations.cells import as_boolean, as_float, as_integer, grown
 from penstock.loops.operations.comparisons import equal, less, less_equal, maximum, minimum
 from penstock.loops.operations.conversions import (
     ceil,
@@ -34,11 +34,14 @@ from penstock.loops.operations.conversions import (
     to_float,
     to_int,
 )
-from penstock.loops.operations.numbers import fail, integer, number, truth
+from penstock.loops.operations.numbers import fail, has_failed, integer, number, truth
 
 __all__ = [
     "absolute",
     "add",
+    "as_boolean",
+    "as_float",
+    "as_integer",
     "bit_and",
     "bit_or",
     "bit_xor",
@@ -50,6 +53,7 @@ __all__ = [
     "floor",
     "floor_divide",
     "grown",
+    "has_failed",
     "integer",
     "invert",
     "is_finite",
@@ -67,12 +71,10 @@ __all__ = [
     "number",
     "positive",
     "power",
-    "put",
     "rounded",
     "shift_left",
     "shift_right",
     "sqrt",
-    "store",
     "subtract",
     "to_float",
     "to_int",

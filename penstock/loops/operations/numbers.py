@@ -1,7 +1,7 @@
 """Numbers as compiled code has them: those that may be missing, and what an error of a row is noted in.
 
 Each name that loops call is a stand-in whose overloads are chosen by types. None of them raises: the first error of a row
-is put into ``errors`` (kind, line), and what is given back then is not used.
+is put where ``errors`` says (kind, line), and what is given back then is not used.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.core import errors as numba_errors
 from numba.extending import intrinsic, overload
 
@@ -65,12 +65,33 @@ def present(_context: Any, value: Any) -> Any:
     return inner(value), code
 
 
-@njit  # type: ignore[untyped-decorator]
-def fail(errors: Any, kind: Any, line: Any) -> None:
+# Errors are two int64 at an address: an array would be counted as used around each operation, which costs more than it.
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def fail(_context: Any, errors: Any, kind: Any, line: Any) -> Any:
     """Notes an error of the row, unless there is one."""
-    if errors[0] == 0:
-        errors[0] = kind
-        errors[1] = line
+
+    def code(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        address, kind_of, line_of = arguments
+        place = builder.inttoptr(address, target.get_value_type(types.int64).as_pointer())
+        zero, one = (target.get_constant(types.int64, number) for number in (0, 1))
+        with builder.if_then(builder.icmp_signed("==", builder.load(place), zero), likely=True):
+            builder.store(kind_of, place)
+            builder.store(line_of, builder.gep(place, [one]))
+
+    return types.void(types.int64, types.int64, types.int64), code
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def has_failed(_context: Any, errors: Any) -> Any:
+    """Whether the row has an error."""
+
+    def code(target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        place = builder.inttoptr(arguments[0], target.get_value_type(types.int64).as_pointer())
+        return builder.icmp_signed("!=", builder.load(place), target.get_constant(types.int64, 0))
+
+    return types.boolean(types.int64), code
 
 
 def stand_in(name: str) -> Callable[..., Any]:

@@ -59,14 +59,17 @@ class HashMapValueColumn(ObjectColumn):
 
     @override
     def leave(self) -> Int64Array:
-        changed, values = self.changed, self.values
+        changed = self.changed
         if not changed:
             return np.empty(0, np.int64)
-        slots = np.array(changed, np.int64)
         gone = np.array(self._emptied(changed), np.int64)
+        return self._left(np.array(changed, np.int64), np.unique(gone) if len(gone) else gone)
+
+    def _left(self, slots: Int64Array, gone: Int64Array) -> Int64Array:
+        """These slots have changed, and those of them hold nothing any more; returns the latter."""
+        values = self.values
         self._touch()
         if len(gone):
-            gone = np.unique(gone)
             stored = gone[self._versions[gone] >= 0]
             if len(stored) and self._tombstones.are_kept(self.version):
                 kept_max = None
@@ -80,7 +83,7 @@ class HashMapValueColumn(ObjectColumn):
         self.present[slots] = True
         self._versions[gone] = -1
         self.present[gone] = False
-        changed.clear()
+        self.changed.clear()
         return gone
 
     def _emptied(self, slots: list[int]) -> list[int]:
@@ -139,10 +142,7 @@ class HashMapValueColumn(ObjectColumn):
         self, slots: Int64Array, now_ms: int, saved: list[tuple[Int64Array, list[Any]]]
     ) -> tuple[Int64Array, list[Any]]:
         """The cells of slots, then those that were saved, each without what has expired."""
-        values = self.values
-        cells = [values[slot] for slot in slots.tolist()]
-        if self._copies_cells:
-            cells = [_copied(cell) for cell in cells]
+        cells = self.copy_cells(slots)
         if saved:
             slots = np.concatenate([slots, *(part for part, _ in saved)])
             for _, more in saved:
@@ -159,8 +159,6 @@ class HashMapValueColumn(ObjectColumn):
     def column_of(self, cells: list[Any]) -> pa.Array:
         """Stored cells as the last column of a segment."""
         return self._codec.column(cells)
-
-    _copies_cells = False
 
     @staticmethod
     def _field(descriptor: StateDescriptor) -> pa.Field:
@@ -186,7 +184,6 @@ class HashMapListColumn(HashMapValueColumn):
     """A list per key; see ``taskmanager.state.backend.ListColumn``."""
 
     kind = "list"
-    _copies_cells = True
 
     @override
     def copy_cells(self, slots: Int64Array) -> list[Any]:

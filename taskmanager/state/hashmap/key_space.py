@@ -18,6 +18,7 @@ from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.hashmap.cell_columns import HashMapListColumn, HashMapValueColumn
 from taskmanager.state.hashmap.map_column import HashMapMapColumn
+from taskmanager.state.hashmap.number_column import HashMapNumberColumn
 from taskmanager.state.hashmap.object_column import ObjectColumn
 from taskmanager.state.key_index import KeyIndex
 
@@ -71,6 +72,8 @@ class HashMapKeySpace:
 
     def value_column(self, descriptor: StateDescriptor) -> HashMapValueColumn:
         """The column of a VALUE state; asked for before the first ``enter``."""
+        if descriptor.number_kind:
+            return self._column(descriptor, HashMapNumberColumn)
         return self._column(descriptor, HashMapValueColumn)
 
     def list_column(self, descriptor: StateDescriptor) -> HashMapListColumn:

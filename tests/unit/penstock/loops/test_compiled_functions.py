@@ -238,3 +238,38 @@ def test_it_is_compiled_unless_in_a_harness(monkeypatch: pytest.MonkeyPatch) -> 
     output = {"user": "string", "total": "int64"}
     stream.key_by("user").process(own.totals, schema=output).uid("totals").discard()
     assert env.plan().graph.SerializeToString().count(b"def loop(") == 1
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_state_outlives_restarts_as_in_python(form: Form, backend: Any) -> None:
+    """Keys that come and go, over snapshots of which each continues the one before."""
+    results = []
+    for is_compiled in (False, True):
+        form(is_compiled)
+        chosen = random.Random(5)
+        snapshot: Any = None
+        rows: list[Any] = []
+        for _ in range(6):
+            with harness(
+                own.Everything(),
+                schema=ROWS,
+                keys="user",
+                output_schema=EMITTED,
+                event_time=False,
+                backend=backend,
+                restore=snapshot,
+            ) as running:
+                for _ in range(3):
+                    running.push_many(
+                        {
+                            "user": f"u{chosen.randint(0, 300)}",
+                            "a": chosen.choice([None, 1, 2]),
+                            "x": 0.5,
+                        }
+                        for _ in range(200)
+                    )
+                    snapshot = running.snapshot()
+                rows += running.take()
+        results.append(rows)
+    assert len(results[0]) > 500
+    assert shown(results[1]) == shown(results[0])

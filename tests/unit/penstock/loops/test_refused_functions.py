@@ -18,7 +18,7 @@ SCHEMA = pa.schema(
 
 REFUSED = [
     ("x = row.user", "'user' is of type string"),
-    ("self.total.update(row.x)", "a state of type int64 is given a number with fractions"),
+    ("self.total.update(row.x)", "what is an integer is given a number with fractions"),
     ("self.total.update(row.u)", "'u' is of type uint64"),
     ("self.total.update(row.b)", "there is no column 'b'"),
     ("self.missing.update(1)", "self.missing.update() is not compiled"),
@@ -44,8 +44,8 @@ REFUSED = [
     ("out.emit(user='b', n=1)", "column 'user' of type string"),
     ("out.emit(n=1)", "no column user"),
     ("out.emit(user=row.user, n=1, m=2)", "no output column 'm'"),
-    ("out.emit(user=row.user, n=row.x)", "a column of type int64 is given a number with fractions"),
-    ("out.emit(user=row.user, n=row.a > 1)", "a column of type int64 is given a boolean"),
+    ("out.emit(user=row.user, n=row.x)", "what is an integer is given a number with fractions"),
+    ("out.emit(user=row.user, n=row.a > 1)", "what is an integer is given a boolean"),
     ("out.side('late', row)", "out.side() is not compiled"),
     ("raise KeyboardInterrupt('x')", "no built-in exception"),
     ("raise ValueError(row.a)", "an error is raised with a text"),
