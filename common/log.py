@@ -19,6 +19,8 @@ from penstock.errors import ConfigurationError
 from penstock.printable import printable
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_OTHERS = ("boto3", "botocore", "kazoo", "s3transfer", "urllib3")
+"""Libraries that write whole requests, and with them passwords and keys, where one asks for details."""
 
 
 def configure_logging(role: str, log_file: Path | None, level: str) -> None:
@@ -61,6 +63,8 @@ def configure_logging(role: str, log_file: Path | None, level: str) -> None:
     for handler in handlers:
         root.addHandler(handler)
     root.setLevel(level.upper())
+    for name in _OTHERS:
+        logging.getLogger(name).setLevel(max(root.level, logging.INFO))
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -346,13 +346,24 @@ def read_yaml(path: Path) -> dict[str, object]:
     """
     try:
         content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
+    except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        # What these say quotes the file, which may hold secrets: so does the chain of causes.
+        raise ConfigurationError(f"cannot read {path}: it is no YAML{_place_of(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigurationError(f"{path} must hold keys and values, not {type(content).__name__}")
     return dict(_flatten("", content))
+
+
+def _place_of(error: Exception) -> str:
+    """Where a file is no YAML and why, without a word of what is in it."""
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return ""
+    mark = error.problem_mark
+    return f" (line {mark.line + 1}, column {mark.column + 1})"
 
 
 def parse_override(text: str) -> tuple[str, str]:

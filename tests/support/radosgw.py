@@ -58,18 +58,22 @@ class RadosGateway:
         try:
             self._make()
             self.start_gateway()
-            self._run(
-                *self._of("radosgw-admin"), "-n", "client.rgw", "user", "create", "--uid=test",
-                "--display-name=test", f"--access-key={ACCESS_KEY}", f"--secret-key={SECRET_KEY}",
-            )  # fmt: skip
+            self.make_user("test", ACCESS_KEY, SECRET_KEY)
             yield self
         finally:
             for name in list(self._processes):
                 self.kill(name)
 
-    def client(self) -> Any:
+    def make_user(self, name: str, access_key: str, secret_key: str) -> None:
+        """One more who may make buckets."""
+        self._run(
+            *self._of("radosgw-admin"), "-n", "client.rgw", "user", "create", f"--uid={name}",
+            f"--display-name={name}", f"--access-key={access_key}", f"--secret-key={secret_key}",
+        )  # fmt: skip
+
+    def client(self, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> Any:
         """A client of the library's own, for what tests look at."""
-        return s3_client(self.endpoint)
+        return s3_client(self.endpoint, access_key, secret_key)
 
     def kill(self, name: str = "gateway") -> None:
         """SIGKILL for one of its processes."""
@@ -158,7 +162,7 @@ def s3_options(endpoint: str) -> dict[str, str]:
     }
 
 
-def s3_client(endpoint: str) -> Any:
+def s3_client(endpoint: str, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> Any:
     """A client of a server of the tests."""
     import boto3
     from botocore.config import Config
@@ -167,8 +171,8 @@ def s3_client(endpoint: str) -> Any:
         "s3",
         endpoint_url=endpoint,
         region_name="us-east-1",
-        aws_access_key_id=ACCESS_KEY,
-        aws_secret_access_key=SECRET_KEY,
+        aws_access_key_id=access_key,
+        aws_secret_access_key=secret_key,
         config=Config(s3={"addressing_style": "path"}),
     )
 

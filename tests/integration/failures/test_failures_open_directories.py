@@ -1,12 +1,11 @@
 """Aim: whatever holds state, rows, code or secrets is for its own user alone, wherever it has been put.
 
 Method: a real cluster whose directories an administrator has made beforehand, open for all to look into; modes are read
-from the file system, and what `nobody` can read is tried by a process of his.
+from the file system.
 """
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +16,10 @@ import penstock as ps
 from penstock.client.client import Client
 from penstock.client.job import JobHandle
 from tests.support.jobs import await_details, cancel
+from tests.support.other_users import open_for_others
 from tests.support.processes import DaemonCluster, Site
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
+pytestmark = pytest.mark.integration
 
 SAVEPOINTS = "execution.checkpointing.savepoint-dir"
 KEYS = (
@@ -43,9 +43,7 @@ def given(own_site: Site) -> dict[str, Path]:
     made = {key: own_site.directory / "given" / key for key in KEYS}
     for directory in made.values():
         directory.mkdir(parents=True)
-        for one in (directory, *directory.parents):
-            if one.stat().st_uid == os.getuid() and one != Path("/"):
-                one.chmod(one.stat().st_mode | 0o055)
+        open_for_others(directory)
     return made
 
 

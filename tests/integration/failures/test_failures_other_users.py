@@ -5,11 +5,9 @@ Method: real daemons; what another user can do is tried in processes of ``nobody
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import stat
-import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,11 +19,16 @@ import pytest
 import penstock as ps
 from penstock.client.announced_tokens import announcements_directory, find_token
 from penstock.client.client import Client
-from tests.support.processes import Beacon, DaemonCluster, Ended, Site, tell
+from tests.support.other_users import (
+    as_nobody,
+    connected_by_nobody,
+    needs_root,
+    open_for_others,
+    readable_by_nobody,
+)
+from tests.support.processes import Beacon, DaemonCluster, Site, tell
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
-
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 
 CALLS = """
     import sys, grpc
@@ -63,37 +66,16 @@ GREETING = """
     print(answer)
 """
 
-READING = """
-    import os, sys
-    for directory in sys.argv[1:]:
-        for where, directories, files in os.walk(directory, onerror=lambda error: None):
-            for name in [*files, *directories]:
-                path = os.path.join(where, name)
-                if os.access(path, os.R_OK) and os.path.basename(path) not in ("penstock.yaml",):
-                    print("can read", path)
-"""
-
 
 @pytest.fixture
 def own_cluster(own_site: Site) -> Iterator[DaemonCluster]:
     """With one TaskManager, in a directory that others may look into."""
-    for directory in (own_site.directory, *own_site.directory.parents):
-        if directory.stat().st_uid == os.getuid() and directory != Path("/"):
-            directory.chmod(directory.stat().st_mode | 0o055)
+    open_for_others(own_site.directory)
     cluster = DaemonCluster(own_site)
     cluster.directory.mkdir(mode=0o755)
     cluster.start()
     yield cluster
     cluster.stop()
-
-
-def as_nobody(place: Site, text: str, *arguments: str) -> Ended:
-    program = place.start(
-        "setpriv", "--reuid", "nobody", "--regid", "nogroup", "--clear-groups",
-        sys.executable, "-c", textwrap.dedent(text), *arguments,
-        directory=Path(__file__).parents[3],
-    )  # fmt: skip
-    return program.wait()
 
 
 def modes_below(directory: Path) -> dict[str, str]:
@@ -146,21 +128,14 @@ def test_another_user_can_call_nobody_and_read_nothing(
             greeted = as_nobody(own_site, GREETING, str(port), handle.job_id, str(1 << 40))
             assert "the token is wrong" in greeted.stdout, greeted.stderr
 
-        runtime = [str(path) for path in own_site.temporary.iterdir()]
+        runtime = list(own_site.temporary.iterdir())
         assert runtime
-        read = as_nobody(
-            own_site, READING, str(own_cluster.directory), *runtime, str(announcements_directory())
-        )
-        told = [line for line in read.stdout.splitlines() if not _is_closed(line)]
-        assert told == [], told
+        looked_at = (own_cluster.directory, *runtime, announcements_directory())
+        assert readable_by_nobody(own_site, *looked_at) == []
+        sockets = [path for path in own_site.temporary.rglob("*") if path.is_socket()]
+        assert connected_by_nobody(own_site, sockets) == ["refused"] * len(sockets) != []
         handle.cancel()
     assert modes_below(own_cluster.directory) == {}
-
-
-def _is_closed(line: str) -> bool:
-    """A private directory that is itself listed by its parent."""
-    path = Path(line.removeprefix("can read "))
-    return path.is_dir() and not stat.S_IMODE(path.stat().st_mode) & 0o077
 
 
 def test_what_is_made_is_private_and_files_of_an_earlier_version_become_so(own_site: Site) -> None:

@@ -31,6 +31,12 @@ from tests.support.certificates import (
     not_yet_valid,
 )
 from tests.support.ledger_job import LedgerJob
+from tests.support.other_users import (
+    connected_by_nobody,
+    needs_root,
+    open_for_others,
+    readable_by_nobody,
+)
 from tests.support.processes import (
     DaemonCluster,
     Program,
@@ -202,6 +208,21 @@ def test_a_name_that_the_certificate_is_not_for(
     unchecked = ClientTls(files.ca, verify_hostname=False)
     with Client(f"localhost:{port}", token, tls=unchecked) as client:
         client.jobs()
+
+
+@needs_root
+def test_another_user_can_reach_no_socket_and_read_no_key(
+    guarded: DaemonCluster, files: CertificateFiles
+) -> None:
+    temporary = guarded.site.temporary
+    for directory in (guarded.directory, files.key.parent):
+        open_for_others(directory)
+    sockets = [path for path in temporary.rglob("*") if path.is_socket()]
+    # Behind those of the daemons' own TLS nobody is asked for anything.
+    assert len(sockets) >= 5
+    assert connected_by_nobody(guarded.site, sockets) == ["refused"] * len(sockets)
+    looked_at = (guarded.directory, files.key.parent, *temporary.iterdir())
+    assert readable_by_nobody(guarded.site, *looked_at) == []
 
 
 @contextlib.contextmanager

@@ -90,6 +90,21 @@ def test_log_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         configure_logging("jobmanager", tmp_path / "file" / "x.log", "info")
 
 
+@pytest.mark.usefixtures("clean_logging")
+def test_libraries_that_tell_passwords_in_detail_are_not_asked_for_details(tmp_path: Path) -> None:
+    log_file = tmp_path / "jm.log"
+    logging.getLogger().handlers.clear()
+    configure_logging("jobmanager", log_file, "debug")
+    for name in ("kazoo.client", "kazoo.protocol.connection", "botocore.auth", "urllib3.x"):
+        logging.getLogger(name).debug("Auth(auth='user:password')")
+        logging.getLogger(name).warning("it does not answer")
+    get_logger("own").debug("detail.told")
+    configure_logging("jobmanager", log_file, "error")
+    logging.getLogger("kazoo.client").warning("it does not answer")
+    events = [json.loads(line)["event"] for line in log_file.read_text().splitlines()]
+    assert events == ["it does not answer"] * 4 + ["detail.told"]
+
+
 def attempt_metrics(subtask: int, **values: int) -> NamedMetrics:
     entry = internal_pb2.AttemptMetrics(
         attempt=internal_pb2.AttemptId(job_id="j", vertex="v0", subtask_index=subtask, attempt=2),

@@ -1,6 +1,8 @@
 """Durations, sizes and the configuration model: every notation, every kind of mistake."""
 
+import pathlib
 import re
+import traceback
 from datetime import timedelta
 
 import pytest
@@ -229,3 +231,18 @@ def test_exchanges_and_failover_strategies_are_named_as_elsewhere():
         assert Configuration.from_mapping({key: name}).failover_strategy == name
     with pytest.raises(ConfigurationError, match=r"execution\.exchange\.default = 'cached'"):
         Configuration.from_mapping({"execution.exchange.default": "cached"})
+
+
+@pytest.mark.parametrize("content", [b"s3.secret-key: 'very-secret\n: [", b"a: very-secret\n\xff"])
+def test_what_is_in_a_file_that_is_no_yaml_is_not_told(
+    tmp_path: pathlib.Path, content: bytes
+) -> None:
+    path = tmp_path / "penstock.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="it is no YAML") as caught:
+        Configuration.load(path)
+    assert "very-secret" not in "".join(traceback.format_exception(caught.value))
+    assert str(path) in str(caught.value)
+    path.write_text("a: 1\nb: [\n")
+    with pytest.raises(ConfigurationError, match=r"it is no YAML \(line 3, column 1\)"):
+        Configuration.load(path)
