@@ -8,6 +8,7 @@ writes is compared with what the same job writes that has streamed everything.
 """
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Iterable
@@ -107,11 +108,13 @@ def session():
     """A session of Spark in this process, which nobody outside of this machine reaches."""
     from pyspark.sql import SparkSession
 
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else "python3", whichever that is
     builder = SparkSession.builder.master("local[2]").appName("backfill")
     for key, value in {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "4",
         "spark.sql.session.timeZone": "UTC",
     }.items():
         builder = builder.config(key, value)

@@ -23,11 +23,15 @@ def test_flight_routes_says_the_same_in_every_run() -> None:
     assert "343 on routes that the table does not have" in said.pop()
 
 
-def test_a_backfilled_job_says_what_one_that_streams_everything_says(tmp_path: Path) -> None:
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("engine", ["arrow", "spark"])
+def test_a_backfilled_job_says_what_one_that_streams_everything_says(
+    engine: str, tmp_path: Path
+) -> None:
     command = [sys.executable, str(EXAMPLES / "backfill_then_live.py"), "--dir", str(tmp_path)]
-    options = ["--days", "6", "--bids", "200"]
+    options = ["--days", "6", "--bids", "200", "--engine", engine]
     ran = subprocess.run(
-        [*command, *options], capture_output=True, text=True, timeout=120, check=True
+        [*command, *options], capture_output=True, text=True, timeout=200, check=True
     )
     assert "6 files of history are in" in ran.stdout
     assert "1800 bids: the same as when all is streamed" in ran.stdout
