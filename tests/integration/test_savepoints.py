@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -27,10 +27,16 @@ from tests.support.jobs import DEADLINE_S, await_details
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
 
 KEYS = 20_000
+MANY_KEYS = 300_000
 
 
 def numbers(start: int, count: int) -> pa.RecordBatch:
     keys = [number % KEYS for number in range(start, start + count)]
+    return pa.RecordBatch.from_pydict({"k": keys, "n": range(start, start + count)})
+
+
+def many_keys(start: int, count: int) -> pa.RecordBatch:
+    keys = [number % MANY_KEYS * 7919 for number in range(start, start + count)]
     return pa.RecordBatch.from_pydict({"k": keys, "n": range(start, start + count)})
 
 
@@ -200,3 +206,42 @@ def test_a_canonical_one_is_written_whole(
     (name,) = {table.name for one in operators for table in one.keyed.tables}
     shown = CliRunner().invoke(main, ["state", str(path), "totals", name, "--json"])
     assert shown.exit_code == 0, shown.output
+
+
+@pytest.mark.parametrize(
+    ("format", "backend", "parallelism"), [("native", "hashmap", 4), ("canonical", "rocksdb", 3)]
+)
+def test_each_subtask_of_another_parallelism_reads_its_share(
+    new_env: NewEnvironment,
+    tmp_path: Path,
+    format: Literal["native", "canonical"],
+    backend: str,
+    parallelism: int,
+) -> None:
+    config = {"execution.checkpointing.interval": "1h"}
+
+    def started(name: str, env: ps.Environment, path: Path | None = None) -> JobHandle:
+        stream = env.generate(many_keys, rate=400_000)
+        stream.key_by("k").aggregate(total=ps.sum("n")).uid("totals").discard()
+        return env.submit(name, from_savepoint=path)
+
+    first = started("first", new_env(config=config))
+    await_details(first, lambda metrics, _: metrics["totals"]["records_in"] > MANY_KEYS)
+    path = Path(first.savepoint(tmp_path, format, timeout=DEADLINE_S))
+    first.cancel()
+    manifest = decode_manifest(LocalStore(path).get("manifest"))
+    keyed = [one.keyed for subtask in manifest.subtasks for one in subtask.operators]
+    total = sum(segment.size_bytes for one in keyed for segment in one.segments)
+    assert total > 2 << 20
+    env = new_env(parallelism, config={**config, "state.backend.type": backend})
+    handle = started("second", env, path)
+
+    def read() -> list[int]:
+        details = handle.details()
+        subtasks = [subtask for vertex in details.vertices for subtask in vertex.subtasks]
+        return [n for one in subtasks if (n := one.metrics.restored_store_bytes)]
+
+    await_details(handle, lambda _metrics, _state: len(read()) == parallelism)
+    bytes_read = read()
+    assert sum(bytes_read) >= total
+    assert max(bytes_read) <= 1.2 * total / parallelism
