@@ -28,7 +28,7 @@ from penstock.loops.loop_expressions import (
     named_kind,
 )
 from penstock.loops.row_errors import RowErrorKind
-from penstock.loops.shapes import FunctionShape, result_kind
+from penstock.loops.shapes import FunctionShape, is_passed_on, result_kind
 from penstock.naming import nearest_hint
 
 TIMER_CALLS: Final = (
@@ -141,7 +141,7 @@ class _Writer(ExpressionWriter):
             given = [columns[field_.name] for columns in emitted]
             passed = {self._passed_column(node) for node in given}
             (column,) = passed if len(passed) == 1 else ("",)
-            if column and self._shape.columns.field(column).type == field_.type:
+            if column and is_passed_on(self._shape.columns.field(column).type, field_.type):
                 self._source.passed[field_.name] = column
                 continue
             kind = result_kind(field_.type)

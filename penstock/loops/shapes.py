@@ -47,6 +47,20 @@ def result_kind(type_: pa.DataType) -> str:
     return "bool" if pt.is_boolean(type_) else ""
 
 
+def is_passed_on(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of a type go into a result of a type as they are: of the same, or of another width of it.
+
+    Example:
+        >>> is_passed_on(pa.decimal128(5, 2), pa.decimal128(20, 2)), is_passed_on(pa.int64(), pa.string())
+        (True, False)
+    """
+    if given == wanted:
+        return True
+    if pt.is_timestamp(given) and pt.is_timestamp(wanted):
+        return bool(given.tz == wanted.tz)
+    return bool(given.id == wanted.id) and (pt.is_decimal(given) or pt.is_duration(given))
+
+
 def limits_of(type_: pa.DataType) -> tuple[int, int]:
     """The least and the largest integer of a type; those of int64 where it has no integers."""
     return _LIMITS.get(type_, (INT64_MIN, INT64_MAX))
