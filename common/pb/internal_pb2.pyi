@@ -1486,51 +1486,6 @@ class DeployTasksResponse(_message.Message):
 Global___DeployTasksResponse: _TypeAlias = DeployTasksResponse  # noqa: Y015
 
 @_typing.final
-class CancelTasksRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
-    ATTEMPTS_FIELD_NUMBER: _builtins.int
-    IS_FINAL_FIELD_NUMBER: _builtins.int
-    INCARNATION_FIELD_NUMBER: _builtins.int
-    leader_epoch: _builtins.int
-    is_final: _builtins.bool
-    """See CancelAttempt."""
-    incarnation: _builtins.str
-    @_builtins.property
-    def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptId]: ...
-    def __init__(
-        self,
-        *,
-        leader_epoch: _builtins.int = ...,
-        attempts: _abc.Iterable[Global___AttemptId] | None = ...,
-        is_final: _builtins.bool = ...,
-        incarnation: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "incarnation", b"incarnation", "is_final", b"is_final", "leader_epoch", b"leader_epoch"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CancelTasksRequest: _TypeAlias = CancelTasksRequest  # noqa: Y015
-
-@_typing.final
-class CancelTasksResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CancelTasksResponse: _TypeAlias = CancelTasksResponse  # noqa: Y015
-
-@_typing.final
 class SweepOutputRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1611,6 +1566,7 @@ class TaskCommand(_message.Message):
     CHECKPOINT_COMPLETED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ABORTED_FIELD_NUMBER: _builtins.int
     REPLACE_PRODUCER_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -1625,6 +1581,8 @@ class TaskCommand(_message.Message):
     def checkpoint_aborted(self) -> Global___CheckpointAborted: ...
     @_builtins.property
     def replace_producer(self) -> Global___ReplaceProducer: ...
+    @_builtins.property
+    def cancel(self) -> Global___CancelTask: ...
     def __init__(
         self,
         *,
@@ -1635,12 +1593,13 @@ class TaskCommand(_message.Message):
         checkpoint_completed: Global___CheckpointCompleted | None = ...,
         checkpoint_aborted: Global___CheckpointAborted | None = ...,
         replace_producer: Global___ReplaceProducer | None = ...,
+        cancel: Global___CancelTask | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add_splits", b"add_splits", "attempt", b"attempt", "checkpoint_aborted", b"checkpoint_aborted", "checkpoint_completed", b"checkpoint_completed", "command", b"command", "commit_output", b"commit_output", "replace_producer", b"replace_producer", "trigger_checkpoint", b"trigger_checkpoint"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add_splits", b"add_splits", "attempt", b"attempt", "cancel", b"cancel", "checkpoint_aborted", b"checkpoint_aborted", "checkpoint_completed", b"checkpoint_completed", "command", b"command", "commit_output", b"commit_output", "replace_producer", b"replace_producer", "trigger_checkpoint", b"trigger_checkpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_splits", b"add_splits", "attempt", b"attempt", "checkpoint_aborted", b"checkpoint_aborted", "checkpoint_completed", b"checkpoint_completed", "command", b"command", "commit_output", b"commit_output", "replace_producer", b"replace_producer", "trigger_checkpoint", b"trigger_checkpoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add_splits", b"add_splits", "attempt", b"attempt", "cancel", b"cancel", "checkpoint_aborted", b"checkpoint_aborted", "checkpoint_completed", b"checkpoint_completed", "command", b"command", "commit_output", b"commit_output", "replace_producer", b"replace_producer", "trigger_checkpoint", b"trigger_checkpoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["add_splits", "commit_output", "trigger_checkpoint", "checkpoint_completed", "checkpoint_aborted", "replace_producer"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["add_splits", "commit_output", "trigger_checkpoint", "checkpoint_completed", "checkpoint_aborted", "replace_producer", "cancel"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -1750,6 +1709,28 @@ class AddSplits(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AddSplits: _TypeAlias = AddSplits  # noqa: Y015
+
+@_typing.final
+class CancelTask(_message.Message):
+    """The attempt ends where it stands. One that never came stays away; one that does not end in time is ended with its slot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IS_FINAL_FIELD_NUMBER: _builtins.int
+    is_final: _builtins.bool
+    """The job is never gone on with: no checkpoint will be restored, and what was prepared for one is to be removed."""
+    def __init__(
+        self,
+        *,
+        is_final: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_final", b"is_final"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelTask: _TypeAlias = CancelTask  # noqa: Y015
 
 @_typing.final
 class CommitOutput(_message.Message):
@@ -2177,7 +2158,6 @@ class SlotCommand(_message.Message):
 
     CONFIGURE_FIELD_NUMBER: _builtins.int
     DEPLOY_FIELD_NUMBER: _builtins.int
-    CANCEL_FIELD_NUMBER: _builtins.int
     TASK_COMMAND_FIELD_NUMBER: _builtins.int
     RESULTS_TAKEN_FIELD_NUMBER: _builtins.int
     SHUTDOWN_FIELD_NUMBER: _builtins.int
@@ -2187,8 +2167,6 @@ class SlotCommand(_message.Message):
     def configure(self) -> Global___SlotConfiguration: ...
     @_builtins.property
     def deploy(self) -> Global___TaskDeployment: ...
-    @_builtins.property
-    def cancel(self) -> Global___CancelAttempt: ...
     @_builtins.property
     def task_command(self) -> Global___TaskCommand: ...
     @_builtins.property
@@ -2204,18 +2182,17 @@ class SlotCommand(_message.Message):
         *,
         configure: Global___SlotConfiguration | None = ...,
         deploy: Global___TaskDeployment | None = ...,
-        cancel: Global___CancelAttempt | None = ...,
         task_command: Global___TaskCommand | None = ...,
         results_taken: Global___ResultsTaken | None = ...,
         shutdown: Global___ShutdownSlot | None = ...,
         release_partitions: Global___ReleasePartitions | None = ...,
         spill_pressure: Global___SpillPressure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "configure", b"configure", "deploy", b"deploy", "release_partitions", b"release_partitions", "results_taken", b"results_taken", "shutdown", b"shutdown", "spill_pressure", b"spill_pressure", "task_command", b"task_command"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "configure", b"configure", "deploy", b"deploy", "release_partitions", b"release_partitions", "results_taken", b"results_taken", "shutdown", b"shutdown", "spill_pressure", b"spill_pressure", "task_command", b"task_command"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "command", b"command", "configure", b"configure", "deploy", b"deploy", "release_partitions", b"release_partitions", "results_taken", b"results_taken", "shutdown", b"shutdown", "spill_pressure", b"spill_pressure", "task_command", b"task_command"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "configure", b"configure", "deploy", b"deploy", "release_partitions", b"release_partitions", "results_taken", b"results_taken", "shutdown", b"shutdown", "spill_pressure", b"spill_pressure", "task_command", b"task_command"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["configure", "deploy", "cancel", "task_command", "results_taken", "shutdown", "release_partitions", "spill_pressure"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["configure", "deploy", "task_command", "results_taken", "shutdown", "release_partitions", "spill_pressure"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -2272,30 +2249,6 @@ class SpillPressure(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SpillPressure: _TypeAlias = SpillPressure  # noqa: Y015
-
-@_typing.final
-class CancelAttempt(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ATTEMPT_FIELD_NUMBER: _builtins.int
-    IS_FINAL_FIELD_NUMBER: _builtins.int
-    is_final: _builtins.bool
-    """The job is never gone on with: no checkpoint will be restored, and what was prepared for one is to be removed."""
-    @_builtins.property
-    def attempt(self) -> Global___AttemptId: ...
-    def __init__(
-        self,
-        *,
-        attempt: Global___AttemptId | None = ...,
-        is_final: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "is_final", b"is_final"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CancelAttempt: _TypeAlias = CancelAttempt  # noqa: Y015
 
 @_typing.final
 class ResultsTaken(_message.Message):

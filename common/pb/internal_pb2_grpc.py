@@ -345,11 +345,6 @@ class TaskManagerInternalStub:
                 request_serializer=common_dot_pb_dot_internal__pb2.DeployTasksRequest.SerializeToString,
                 response_deserializer=common_dot_pb_dot_internal__pb2.DeployTasksResponse.FromString,
                 _registered_method=True)
-        self.CancelTasks = channel.unary_unary(
-                '/penstock.internal.v1.TaskManagerInternal/CancelTasks',
-                request_serializer=common_dot_pb_dot_internal__pb2.CancelTasksRequest.SerializeToString,
-                response_deserializer=common_dot_pb_dot_internal__pb2.CancelTasksResponse.FromString,
-                _registered_method=True)
         self.SendTaskCommands = channel.unary_unary(
                 '/penstock.internal.v1.TaskManagerInternal/SendTaskCommands',
                 request_serializer=common_dot_pb_dot_internal__pb2.SendTaskCommandsRequest.SerializeToString,
@@ -403,12 +398,6 @@ class TaskManagerInternalServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeployTasks(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def CancelTasks(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -472,11 +461,6 @@ def add_TaskManagerInternalServicer_to_server(servicer, server):
                     servicer.DeployTasks,
                     request_deserializer=common_dot_pb_dot_internal__pb2.DeployTasksRequest.FromString,
                     response_serializer=common_dot_pb_dot_internal__pb2.DeployTasksResponse.SerializeToString,
-            ),
-            'CancelTasks': grpc.unary_unary_rpc_method_handler(
-                    servicer.CancelTasks,
-                    request_deserializer=common_dot_pb_dot_internal__pb2.CancelTasksRequest.FromString,
-                    response_serializer=common_dot_pb_dot_internal__pb2.CancelTasksResponse.SerializeToString,
             ),
             'SendTaskCommands': grpc.unary_unary_rpc_method_handler(
                     servicer.SendTaskCommands,
@@ -573,33 +557,6 @@ class TaskManagerInternal:
             '/penstock.internal.v1.TaskManagerInternal/DeployTasks',
             common_dot_pb_dot_internal__pb2.DeployTasksRequest.SerializeToString,
             common_dot_pb_dot_internal__pb2.DeployTasksResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CancelTasks(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/penstock.internal.v1.TaskManagerInternal/CancelTasks',
-            common_dot_pb_dot_internal__pb2.CancelTasksRequest.SerializeToString,
-            common_dot_pb_dot_internal__pb2.CancelTasksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -125,7 +125,6 @@ class TaskManagerInternalStub:
     AllocateSlots: _grpc.UnaryUnaryMultiCallable[_internal_pb2.AllocateSlotsRequest, _internal_pb2.AllocateSlotsResponse]
     """Starts one slot process each and answers with where it listens. Repeating it is harmless."""
     DeployTasks: _grpc.UnaryUnaryMultiCallable[_internal_pb2.DeployTasksRequest, _internal_pb2.DeployTasksResponse]
-    CancelTasks: _grpc.UnaryUnaryMultiCallable[_internal_pb2.CancelTasksRequest, _internal_pb2.CancelTasksResponse]
     SendTaskCommands: _grpc.UnaryUnaryMultiCallable[_internal_pb2.SendTaskCommandsRequest, _internal_pb2.SendTaskCommandsResponse]
     FreeSlots: _grpc.UnaryUnaryMultiCallable[_internal_pb2.FreeSlotsRequest, _internal_pb2.FreeSlotsResponse]
     SweepOutput: _grpc.UnaryUnaryMultiCallable[_internal_pb2.SweepOutputRequest, _internal_pb2.SweepOutputResponse]
@@ -151,7 +150,6 @@ class TaskManagerInternalAsyncStub(TaskManagerInternalStub):
     AllocateSlots: _aio.UnaryUnaryMultiCallable[_internal_pb2.AllocateSlotsRequest, _internal_pb2.AllocateSlotsResponse]  # type: ignore[assignment]
     """Starts one slot process each and answers with where it listens. Repeating it is harmless."""
     DeployTasks: _aio.UnaryUnaryMultiCallable[_internal_pb2.DeployTasksRequest, _internal_pb2.DeployTasksResponse]  # type: ignore[assignment]
-    CancelTasks: _aio.UnaryUnaryMultiCallable[_internal_pb2.CancelTasksRequest, _internal_pb2.CancelTasksResponse]  # type: ignore[assignment]
     SendTaskCommands: _aio.UnaryUnaryMultiCallable[_internal_pb2.SendTaskCommandsRequest, _internal_pb2.SendTaskCommandsResponse]  # type: ignore[assignment]
     FreeSlots: _aio.UnaryUnaryMultiCallable[_internal_pb2.FreeSlotsRequest, _internal_pb2.FreeSlotsResponse]  # type: ignore[assignment]
     SweepOutput: _aio.UnaryUnaryMultiCallable[_internal_pb2.SweepOutputRequest, _internal_pb2.SweepOutputResponse]  # type: ignore[assignment]
@@ -186,13 +184,6 @@ class TaskManagerInternalServicer(metaclass=_abc_1.ABCMeta):
         request: _internal_pb2.DeployTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_internal_pb2.DeployTasksResponse, _abc.Awaitable[_internal_pb2.DeployTasksResponse]]: ...
-
-    @_abc_1.abstractmethod
-    def CancelTasks(
-        self,
-        request: _internal_pb2.CancelTasksRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_internal_pb2.CancelTasksResponse, _abc.Awaitable[_internal_pb2.CancelTasksResponse]]: ...
 
     @_abc_1.abstractmethod
     def SendTaskCommands(

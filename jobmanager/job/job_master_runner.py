@@ -42,7 +42,6 @@ from jobmanager.messages.job_state import JobState, is_terminal
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import (
     DeploymentMessages,
-    attempt_id,
     cause_of_error,
     endpoint_of,
 )
@@ -283,12 +282,8 @@ class JobMasterRunner:
                 commands = self._messages.commands(effect.commands)
                 self._call(effect.taskmanager_id, lambda client: client.send_commands(commands))
             case job_effects.CancelTasks():
-                attempts = [attempt_id(job_id, key) for key in effect.keys]
-                is_final = effect.is_final
-                self._call(
-                    effect.taskmanager_id,
-                    lambda client: client.cancel_tasks(attempts, is_final=is_final),
-                )
+                ends = self._messages.commands([effect])
+                self._call(effect.taskmanager_id, lambda client: client.send_commands(ends))
             case job_effects.SweepOutput():
                 self._end_search()
                 self._sweeps.begin()

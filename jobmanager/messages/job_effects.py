@@ -153,13 +153,6 @@ Command = AddSplits | CommitOutput | ReplaceProducer
 """What the job tells one attempt."""
 
 
-def receivers(command: Command | c.CheckpointCommand) -> tuple[AttemptKey, ...]:
-    """Whom a command is for."""
-    if isinstance(command, AddSplits | CommitOutput | ReplaceProducer):
-        return (command.key,)
-    return command.keys
-
-
 @dataclass(frozen=True, slots=True)
 class SendCommands:
     """Tell running attempts of one TaskManager something; what the coordinator wants told goes on as it is."""
@@ -179,6 +172,13 @@ class CancelTasks:
     taskmanager_id: str
     keys: tuple[AttemptKey, ...]
     is_final: bool = False
+
+
+def receivers(command: Command | CancelTasks | c.CheckpointCommand) -> tuple[AttemptKey, ...]:
+    """Whom a command is for."""
+    if isinstance(command, AddSplits | CommitOutput | ReplaceProducer):
+        return (command.key,)
+    return command.keys
 
 
 @dataclass(frozen=True, slots=True)

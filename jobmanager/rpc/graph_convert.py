@@ -42,6 +42,8 @@ _EXCHANGES = {
 }
 
 
+_Command = job_effects.Command | job_effects.CancelTasks | c.CheckpointCommand
+
 _NOBODY = graph_pb2.Vertex(parallelism=1, max_parallelism=1)
 """Reads what outlives the job, as long as that runs."""
 
@@ -339,9 +341,7 @@ class DeploymentMessages:
             shared_directory=self._shared_directory(edge),
         )
 
-    def commands(
-        self, commands: Iterable[job_effects.Command | c.CheckpointCommand]
-    ) -> list[internal_pb2.TaskCommand]:
+    def commands(self, commands: Iterable[_Command]) -> list[internal_pb2.TaskCommand]:
         """What running attempts are told."""
         messages = []
         for command in commands:
@@ -352,7 +352,7 @@ class DeploymentMessages:
                 messages.append(message)
         return messages
 
-    def _said(self, command: job_effects.Command | c.CheckpointCommand) -> internal_pb2.TaskCommand:
+    def _said(self, command: _Command) -> internal_pb2.TaskCommand:
         """The words of a command, but for whom they are for."""
         pb = internal_pb2
         match command:
@@ -366,6 +366,8 @@ class DeploymentMessages:
             case job_effects.ReplaceProducer(_, edge_id, channel):
                 replaced = pb.ReplaceProducer(channel=self._channel(self._edges[edge_id], channel))
                 return pb.TaskCommand(replace_producer=replaced)
+            case job_effects.CancelTasks(is_final=is_final):
+                return pb.TaskCommand(cancel=pb.CancelTask(is_final=is_final))
             case c.TriggerTasks(checkpoint_id, triggered_at_ms, _, properties):
                 trigger = pb.TriggerCheckpoint(
                     checkpoint_id=checkpoint_id,

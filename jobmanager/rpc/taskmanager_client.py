@@ -189,25 +189,6 @@ class TaskManagerClient:
             "take commands", lambda: self._stub.SendTaskCommands(request, timeout=self._timeout_s)
         )
 
-    async def cancel_tasks(
-        self, attempts: Sequence[internal_pb2.AttemptId], *, is_final: bool
-    ) -> None:
-        """Begins to cancel attempts.
-
-        Args:
-            attempts: of one job.
-            is_final: the job is never gone on with.
-        """
-        request = internal_pb2.CancelTasksRequest(
-            leader_epoch=self._leader_epoch,
-            incarnation=self._incarnation,
-            attempts=attempts,
-            is_final=is_final,
-        )
-        await self._call(
-            "cancel tasks", lambda: self._stub.CancelTasks(request, timeout=self._timeout_s)
-        )
-
     async def free_slots(self, job_id: str, slot_ids: Sequence[str]) -> None:
         """Ends slot processes."""
         request = internal_pb2.FreeSlotsRequest(

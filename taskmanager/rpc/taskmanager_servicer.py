@@ -76,15 +76,6 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         return internal_pb2.DeployTasksResponse()
 
     @override
-    async def CancelTasks(
-        self, request: internal_pb2.CancelTasksRequest, context: _Context
-    ) -> internal_pb2.CancelTasksResponse:
-        """Begins to cancel attempts."""
-        await self._enter(request.leader_epoch, request.incarnation)
-        await self._supervisor.cancel(request.attempts, is_final=request.is_final)
-        return internal_pb2.CancelTasksResponse()
-
-    @override
     async def SweepOutput(
         self, request: internal_pb2.SweepOutputRequest, context: _Context
     ) -> internal_pb2.SweepOutputResponse:

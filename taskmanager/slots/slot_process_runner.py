@@ -263,8 +263,9 @@ class SlotProcessRunner:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 for attempt in chosen:
-                    cancel = internal_pb2.CancelAttempt(attempt=attempt, is_final=is_final)
-                    await self.send(internal_pb2.SlotCommand(cancel=cancel))
+                    cancel = internal_pb2.CancelTask(is_final=is_final)
+                    command = internal_pb2.TaskCommand(attempt=attempt, cancel=cancel)
+                    await self.send(internal_pb2.SlotCommand(task_command=command))
                 async with self._changed:
                     await self._changed.wait_for(lambda: self._have_ended(chosen))
         except TimeoutError:

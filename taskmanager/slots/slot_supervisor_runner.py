@@ -313,9 +313,7 @@ class SlotSupervisor:
             else:
                 await runner.deploy(task)
 
-    async def cancel(
-        self, attempts: Sequence[internal_pb2.AttemptId], *, is_final: bool = False
-    ) -> None:
+    def _cancel(self, attempts: Sequence[internal_pb2.AttemptId], *, is_final: bool) -> None:
         """Begins to cancel attempts; one that never came is CANCELED at once, and stays away.
 
         Args:
@@ -341,8 +339,17 @@ class SlotSupervisor:
             )
 
     async def send_commands(self, commands: Sequence[internal_pb2.TaskCommand]) -> None:
-        """Passes commands on; those for attempts that have ended are dropped."""
+        """Passes commands on; those for attempts that have ended are dropped, and those that cancel others done."""
+        for is_final in (False, True):
+            ending = [
+                command.attempt
+                for command in commands
+                if command.HasField("cancel") and command.cancel.is_final == is_final
+            ]
+            self._cancel(ending, is_final=is_final)
         for command in commands:
+            if command.HasField("cancel"):
+                continue
             slot_id = self._slot_of(command.attempt)
             runner = None if slot_id is None else self._slots[slot_id].runner
             if runner is None:

@@ -214,8 +214,12 @@ class Execution:
     def handle(self, command: internal_pb2.TaskCommand) -> None:
         """Carries out a command of the JobManager; one that comes before the operators are open waits.
 
-        Splits are such: subtask 0 may have found them while another slot is still building its chain.
+        Splits are such: subtask 0 may have found them while another slot is still building its chain. A cancellation
+        waits for nothing.
         """
+        if command.HasField("cancel"):
+            self.cancel(is_final=command.cancel.is_final)
+            return
         if self._subtask is None:
             self._early.append(command)
             return

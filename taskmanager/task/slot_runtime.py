@@ -85,11 +85,6 @@ class SlotRuntime:
         kind = command.WhichOneof("command")
         if kind == "deploy":
             self._deploy(command.deploy)
-        elif kind == "cancel":
-            cancel = command.cancel
-            self._with_execution(
-                cancel.attempt, lambda execution: execution.cancel(is_final=cancel.is_final)
-            )
         elif kind == "task_command":
             task_command = command.task_command
             self._with_execution(

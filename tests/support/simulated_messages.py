@@ -24,8 +24,6 @@ def call_words(name: str, request: Message) -> list[str]:
             return _grouped(command_words(command) for command in request.commands)
         case internal_pb2.DeployTasksRequest():
             return [f"deploy {_subtasks(task.attempt for task in request.tasks)}"]
-        case internal_pb2.CancelTasksRequest():
-            return [f"cancel {_subtasks(request.attempts)}"]
         case internal_pb2.AllocateSlotsRequest() | internal_pb2.FreeSlotsRequest():
             verb = "allocate" if isinstance(request, internal_pb2.AllocateSlotsRequest) else "free"
             return [f"{verb} {' '.join(request.slot_ids)}"]
@@ -71,8 +69,6 @@ def slot_command_words(command: internal_pb2.SlotCommand) -> list[str]:
             restored = deployed.restore.checkpoint_id
             what = f" from checkpoint {restored}" if restored else ""
             return [f"deploy {attempt_name(deployed.attempt)}{what}"]
-        case "cancel":
-            return [f"cancel {attempt_name(command.cancel.attempt)}"]
         case "task_command":
             return _grouped([command_words(command.task_command)])
         case "shutdown":

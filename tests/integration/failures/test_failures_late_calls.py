@@ -123,10 +123,13 @@ def test_late_calls_do_not_reach_what_runs_now(cluster: DaemonCluster, tmp_path:
                 await late.close()
 
         task = internal_pb2.TaskDeployment(attempt=attempt, slot_id=slot_id)
+        end = internal_pb2.TaskCommand(
+            attempt=attempt, cancel=internal_pb2.CancelTask(is_final=True)
+        )
         calls: list[Call] = [
             lambda late: late.allocate_slots(job_id, [slot_id], [], {}, [], 1),
             lambda late: late.deploy_tasks([task]),
-            lambda late: late.cancel_tasks([attempt], is_final=True),
+            lambda late: late.send_commands([end]),
             lambda late: late.free_slots(job_id, [slot_id]),
             lambda late: late.release_partitions(job_id, []),
             lambda late: late.sweep_output(job_id, []),

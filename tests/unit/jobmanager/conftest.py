@@ -180,20 +180,18 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
     async def SendTaskCommands(self, request: Any, context: Any) -> Any:
         if not request.commands and self.on_probe is not None:
             await self.on_probe()
-        self.commands += request.commands
-        for command in request.commands:
+        ends = [one.attempt for one in request.commands if one.HasField("cancel")]
+        self.canceled += ends
+        for attempt in ends:
+            self.report_state(attempt, STATES.ATTEMPT_STATE_CANCELED)
+        told = [one for one in request.commands if not one.HasField("cancel")]
+        self.commands += told
+        for command in told:
             if self.on_command is not None:
                 self.on_command(command)
             elif command.HasField("commit_output"):
                 self.report_state(command.attempt, STATES.ATTEMPT_STATE_FINISHED)
         return internal_pb2.SendTaskCommandsResponse()
-
-    @override
-    async def CancelTasks(self, request: Any, context: Any) -> Any:
-        self.canceled += request.attempts
-        for attempt in request.attempts:
-            self.report_state(attempt, STATES.ATTEMPT_STATE_CANCELED)
-        return internal_pb2.CancelTasksResponse()
 
     @override
     async def FreeSlots(self, request: Any, context: Any) -> Any:

@@ -192,7 +192,6 @@ def test_every_call_names_the_registration_that_it_is_for() -> None:
                 await client.allocate_slots("j", ["s"], [], {}, [], 1)
                 await client.deploy_tasks([internal_pb2.TaskDeployment()])
                 await client.send_commands([internal_pb2.TaskCommand()])
-                await client.cancel_tasks([], is_final=False)
                 await client.free_slots("j", ["s"])
                 await client.sweep_output("j", [])
                 await client.release_partitions("j", [])

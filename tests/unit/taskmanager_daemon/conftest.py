@@ -230,10 +230,12 @@ class Cluster:
         return attempt
 
     async def cancel(self, *attempts: internal_pb2.AttemptId, is_final: bool = False) -> None:
+        cancel = internal_pb2.CancelTask(is_final=is_final)
         await self.call(
-            "CancelTasks",
-            internal_pb2.CancelTasksRequest(
-                leader_epoch=self.jobmanager.epoch, attempts=attempts, is_final=is_final
+            "SendTaskCommands",
+            internal_pb2.SendTaskCommandsRequest(
+                leader_epoch=self.jobmanager.epoch,
+                commands=[internal_pb2.TaskCommand(attempt=one, cancel=cancel) for one in attempts],
             ),
         )
 
