@@ -74,7 +74,7 @@ async def serving(
     """
     kept = str(directory / "jobmanager")
     storage = config.jobmanager_storage_dir or str(directory)
-    lock = DirectoryLock(Path(kept))
+    lock = await asyncio.to_thread(DirectoryLock, Path(kept))
     try:
         leader = LeaderStore(open_store(kept), kept)
         await asyncio.to_thread(leader.take_over)
@@ -143,9 +143,9 @@ async def leading(
         StreamError: a port, a file or a setting is not to be had.
     """
     use_s3(lambda: config.s3)
-    token, made_token_file = own_token(config, directory)
+    token, made_token_file = await asyncio.to_thread(own_token, config, directory)
     store = _job_store(kept, leader)
-    artifacts = _artifacts(storage)
+    artifacts = await asyncio.to_thread(_artifacts, storage)
     try:
         results = ResultsStore()
         labels = load_failure_labels(config.jobmanager_failure_enrichers)

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -64,9 +64,11 @@ async def run_daemon(
     """
     with stop_requests() as stop, DaemonTls.running(config) as tls:
         if config.high_availability_type == "none":
-            async with serving(config, directory, SystemClock(), tls) as jobmanager:
-                with _announced(config, jobmanager.port, jobmanager.made_token_file):
-                    await _serve(config, directory, jobmanager, stop)
+            async with (
+                serving(config, directory, SystemClock(), tls) as jobmanager,
+                _announced(config, jobmanager.port, jobmanager.made_token_file),
+            ):
+                await _serve(config, directory, jobmanager, stop)
         else:
             await _serve_elected(config, directory, stop, end, tls)
     structlog.get_logger(__name__).info("jobmanager.stopped")
@@ -80,13 +82,13 @@ async def _serve(
     address = format_address(host, jobmanager.port)
     metrics_address = "" if metrics_port == METRICS_OFF else format_address(host, metrics_port)
     registration = DaemonRegistration(directory, ROLE, config.jobmanager_id)
-    registration.write(address, metrics_address)
+    await asyncio.to_thread(registration.write, address, metrics_address)
     try:
         log.info("jobmanager.started", address=address, metrics_address=metrics_address)
         await stop.wait()
         log.info("jobmanager.stopping")
     finally:
-        registration.remove()
+        await asyncio.to_thread(registration.remove)
 
 
 async def _serve_elected(
@@ -99,19 +101,19 @@ async def _serve_elected(
     """One of several JobManagers: stands by, and leads when it is its turn."""
     use_s3(lambda: config.s3)
     kept = substore(config.high_availability_storage_dir, config.high_availability_cluster_id)
-    lock = DirectoryLock(directory / ROLE / config.jobmanager_id)
+    lock = await asyncio.to_thread(DirectoryLock, directory / ROLE / config.jobmanager_id)
     leadership: LeadershipRunner | None = None
     # Clients look for the token in every phase, also between standing by and leading.
-    announced = ExitStack()
+    announced = AsyncExitStack()
     try:
         if not is_s3(kept):
-            make_private(Path(kept.removeprefix("file://")))
+            await asyncio.to_thread(make_private, Path(kept.removeprefix("file://")))
         store = LeaderStore(open_store(kept), kept)
-        token, made_token_file = own_token(config, directory)
+        token, made_token_file = await asyncio.to_thread(own_token, config, directory)
         server = jobmanager_server(config, token, tls)
         try:
             port = bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)
-            announced.enter_context(_announced(config, port, made_token_file))
+            await announced.enter_async_context(_announced(config, port, made_token_file))
             address = format_address(config.jobmanager_rpc_address, port)
             leadership = LeadershipRunner(config, address, store, end)
             server.serve(leadership.standby.answer_on)
@@ -136,7 +138,7 @@ async def _serve_elected(
     finally:
         if leadership is not None:
             await leadership.stop()
-        announced.close()
+        await announced.aclose()
         lock.close()
 
 
@@ -162,11 +164,12 @@ async def _registered(
     port = metrics.start()
     try:
         host = config.jobmanager_rpc_address
-        registration.write(address, "" if port == METRICS_OFF else format_address(host, port))
+        metrics_address = "" if port == METRICS_OFF else format_address(host, port)
+        await asyncio.to_thread(registration.write, address, metrics_address)
         structlog.get_logger(__name__).info("jobmanager.standing_by", address=address)
         yield
     finally:
-        registration.remove()
+        await asyncio.to_thread(registration.remove)
         metrics.stop()
 
 
@@ -184,27 +187,34 @@ async def _comes_first(work: Coroutine[Any, Any, None], other: Coroutine[Any, An
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@contextmanager
-def _announced(config: Configuration, port: int, made_token_file: Path | None) -> Iterator[None]:
+@asynccontextmanager
+async def _announced(
+    config: Configuration, port: int, made_token_file: Path | None
+) -> AsyncIterator[None]:
     """Tells this user's other processes where the token is that was made for them."""
     announcement: Announcement | None = None
     if made_token_file is not None:
-        try:
-            announcement = Announcement(
-                config.jobmanager_rpc_address,
-                config.jobmanager_bind_host,
-                port,
-                made_token_file.absolute(),
-            )
-        except (OSError, RuntimeError) as error:  # the latter: there is no home
-            structlog.get_logger(__name__).warning(
-                "token.not_announced", token_file=str(made_token_file), reason=str(error)
-            )
+        announcement = await asyncio.to_thread(_announce, config, port, made_token_file)
     try:
         yield
     finally:
         if announcement is not None:
-            announcement.remove()
+            await asyncio.to_thread(announcement.remove)
+
+
+def _announce(config: Configuration, port: int, made_token_file: Path) -> Announcement | None:
+    try:
+        return Announcement(
+            config.jobmanager_rpc_address,
+            config.jobmanager_bind_host,
+            port,
+            made_token_file.absolute(),
+        )
+    except (OSError, RuntimeError) as error:  # the latter: there is no home
+        structlog.get_logger(__name__).warning(
+            "token.not_announced", token_file=str(made_token_file), reason=str(error)
+        )
+        return None
 
 
 def _end(restart: list[str], reason: str) -> NoReturn:

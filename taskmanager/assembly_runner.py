@@ -309,7 +309,8 @@ class TaskManagerAssembly:
         port = _bind(self._server, config)
         self.address = format_address(config.taskmanager_host, port)
         self._registration = RegistrationRunner(
-            identity=identify(
+            identity=await asyncio.to_thread(
+                identify,
                 site.taskmanager_id,
                 self.address,
                 config.taskmanager_slots,
@@ -389,7 +390,9 @@ class TaskManagerAssembly:
             show_gauge(registry, f"penstock_taskmanager_{name}", help_text, read)
 
     async def _write_registration(self) -> None:
-        self._registration_file.write(self.address, self._site.metrics_address)
+        await asyncio.to_thread(
+            self._registration_file.write, self.address, self._site.metrics_address
+        )
 
     def _registered(self) -> RegistrationRunner:
         """Made before anything runs that asks for it."""

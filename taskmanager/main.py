@@ -109,9 +109,11 @@ class TaskManagerDaemon:
             token = await self._token()
             tls = resources.enter_context(DaemonTls.running(self._config))
             await asyncio.to_thread(self._sweep_directories)
-            work = self._own_work_directory(resources)
-            spill = self._own_spill_directory(resources, work.path)
-            runtime = create_runtime_directory(f"{os.getpid()}-{secrets.token_hex(4)}")
+            work = await self._own_work_directory(resources)
+            spill = await self._own_spill_directory(resources, work.path)
+            runtime = await asyncio.to_thread(
+                create_runtime_directory, f"{os.getpid()}-{secrets.token_hex(4)}"
+            )
             resources.push_async_callback(asyncio.to_thread, runtime.remove)
             site = TaskManagerSite(
                 taskmanager_id=self._id,
@@ -156,13 +158,16 @@ class TaskManagerDaemon:
         for path in (*sweep_runtime_directories(), *sweep_work_directories(self._directory)):
             self._log.info("directory.swept", path=str(path))
 
-    def _own_work_directory(self, resources: AsyncExitStack) -> OwnedDirectory:
-        work = OwnedDirectory.create(self._directory / f"{ROLE}-{self._id}")
+    async def _own_work_directory(self, resources: AsyncExitStack) -> OwnedDirectory:
+        path = self._directory / f"{ROLE}-{self._id}"
+        work = await asyncio.to_thread(OwnedDirectory.create, path)
         resources.push_async_callback(asyncio.to_thread, work.remove)
         return work
 
-    def _own_spill_directory(self, resources: AsyncExitStack, work: Path) -> OwnedDirectory:
-        spill, swept = own_spill_directory(self._config.taskmanager_spill_dir, work, self._id)
+    async def _own_spill_directory(self, resources: AsyncExitStack, work: Path) -> OwnedDirectory:
+        spill, swept = await asyncio.to_thread(
+            own_spill_directory, self._config.taskmanager_spill_dir, work, self._id
+        )
         resources.push_async_callback(asyncio.to_thread, spill.remove)
         for path in swept:
             self._log.info("directory.swept", path=str(path))

@@ -22,19 +22,23 @@ from jobmanager.checkpoint.claimed_head_store import (
     HeadClaim,
 )
 from jobmanager.checkpoint.claimed_savepoint_store import ClaimedSavepointStore
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from jobmanager.checkpoint.done_splits_store import read_done_splits
-from jobmanager.checkpoint.next_head import head_started
+from jobmanager.checkpoint.next_head import head_started, head_taken_over
 from jobmanager.checkpoint.orphans_sweep_runner import OrphansSweepRunner
 from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
+from jobmanager.checkpoint.repeated_output import note_files
 from jobmanager.checkpoint.retained_manifests_store import RetainedManifestsStore
 from jobmanager.checkpoint.snapshot_convert import completed_of
+from jobmanager.checkpoint.taken_over_savepoint import take_over
 from jobmanager.graph.execution_attempt import SubtaskId
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.graph.restore_check import check_restore, dropped_states
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HeadClaimedAgain
+from penstock.storage.manifest import encode_manifest, manifest_path
 from penstock.storage.object_store import ObjectStore
-from penstock.storage.restore_point import open_restore_point
+from penstock.storage.restore_point import RestorePoint, open_restore_point
 from penstock.storage.snapshot_files import (
     SHARED_DIRECTORY,
     StoreSnapshotReader,
@@ -51,6 +55,7 @@ class CheckpointStartsRunner:
         store: its directory.
         heads: its HEAD.
         claimed_savepoint: what it was started from.
+        leader_epoch: in whose name it acts.
         starts_from: what it is started from as long as it has no checkpoint of its own; "" = nothing.
     """
 
@@ -61,6 +66,7 @@ class CheckpointStartsRunner:
         store: ObjectStore,
         heads: ClaimedHeadStore,
         claimed_savepoint: ClaimedSavepointStore,
+        leader_epoch: int,
         starts_from: str,
     ) -> None:
         self._job_id = job_id
@@ -68,6 +74,7 @@ class CheckpointStartsRunner:
         self._store = store
         self._heads = heads
         self._claimed_savepoint = claimed_savepoint
+        self._leader_epoch = leader_epoch
         self._starts_from = starts_from
         self._manifests = RetainedManifestsStore(job_id, graph, store)
         self._orphans = OrphansSweepRunner(job_id, store, heads)
@@ -145,6 +152,12 @@ class CheckpointStartsRunner:
         ended_id: int,
         first_attempt: int,
     ) -> PreparedCheckpoints:
+        point = None
+        if not claim.head.retained and self._starts_from:
+            point = self._point(unusable)
+            self._note_start(claim, point)
+            if self._can_take_over(point):
+                self._take_over(claim, point)
         head = claim.head
         readable = self._manifests.readable(head.retained, unusable)
         done = self._manifests.newest_done(readable)
@@ -163,11 +176,11 @@ class CheckpointStartsRunner:
         sweep = None
         if len(readable) == len(head.retained):
             ended_id = self._ended_id(head, ended_id)
-            sweep = partial(self._orphans.sweep, completed, ended_id, alone, first_attempt)
+            sweep = partial(self._sweep, head, completed, ended_id, alone, first_attempt)
         self._check_turn(preparation)
-        if not head.retained and self._starts_from:
-            return self._started(claim, unusable, sweep)
         self._claimed_savepoint.note(head)
+        if point is not None and not head.retained:
+            return self._started(head, point, sweep)
         return PreparedCheckpoints(
             newest=readable[-1][1] if readable else None,
             retained=completed,
@@ -179,13 +192,8 @@ class CheckpointStartsRunner:
             sweep=sweep,
         )
 
-    def _started(
-        self,
-        claim: HeadClaim,
-        unusable: Collection[int],
-        sweep: Callable[[Collection[str]], None] | None,
-    ) -> PreparedCheckpoints:
-        """The job has completed no checkpoint: it starts from what it was told to, the first time or again."""
+    def _point(self, unusable: Collection[int]) -> RestorePoint:
+        """What the job was told to start from, as long as it has completed no checkpoint: the first time or again."""
         path = self._starts_from
         try:
             point = open_restore_point(path)
@@ -194,24 +202,56 @@ class CheckpointStartsRunner:
                 f"job {self._job_id} was started from {path}, has completed no checkpoint of its own, and cannot "
                 f"be started from there again: {error}"
             ) from error
-        checkpoint_id = point.manifest.checkpoint_id
-        if checkpoint_id in unusable:
+        if point.manifest.checkpoint_id in unusable:
             raise CheckpointsUnreadable(
                 f"job {self._job_id} was started from {path}, which is damaged: the JobManager's log says where; "
                 "start it from another one"
             )
+        return point
+
+    def _note_start(self, claim: HeadClaim, point: RestorePoint) -> None:
         dropped = check_restore(self._graph, point.manifest, ignores_unclaimed=True).dropped
         started = checkpoint_pb2.StartedFrom(
-            path=path,
-            checkpoint_id=checkpoint_id,
+            path=self._starts_from,
+            checkpoint_id=point.manifest.checkpoint_id,
             is_savepoint=point.is_savepoint,
-            claimed=point.is_savepoint and point.owner == self._job_id,
+            claimed=self._is_claimed(point),
             dropped_states=dropped_states(dropped),
         )
         head = head_started(claim.head, started)
         if head != claim.head:
             self._heads.swap(claim, head)
-        self._claimed_savepoint.note(head)
+
+    def _is_claimed(self, point: RestorePoint) -> bool:
+        return point.is_savepoint and point.owner == self._job_id
+
+    def _can_take_over(self, point: RestorePoint) -> bool:
+        return self._is_claimed(point) and self._store.can_copy_from(point.store)
+
+    def _take_over(self, claim: HeadClaim, point: RestorePoint) -> None:
+        """Makes the savepoint the job's first checkpoint; what an earlier try has copied is not copied again."""
+        taken = take_over(point.manifest)
+        wanted = point.store.sizes(taken.copied)
+        found = self._store.sizes(taken.copied.values())
+        missing = {
+            theirs: own
+            for theirs, own in taken.copied.items()
+            if theirs not in wanted or found.get(own) != wanted[theirs]
+        }
+        self._store.copy_from(point.store, missing)
+        path = manifest_path(taken.manifest.checkpoint_id, self._leader_epoch)
+        self._store.put(path, [encode_manifest(taken.manifest)])
+        head = head_taken_over(claim.head, taken.manifest, path)
+        note_files(head.retained[-1], self._graph, taken.manifest)
+        self._heads.swap(claim, head)
+
+    def _started(
+        self,
+        head: checkpoint_pb2.CheckpointHead,
+        point: RestorePoint,
+        sweep: Callable[[Collection[str]], None] | None,
+    ) -> PreparedCheckpoints:
+        """The job goes on from files that are not its own."""
         located = point.located()
         return PreparedCheckpoints(
             newest=located,
@@ -221,6 +261,19 @@ class CheckpointStartsRunner:
             done=read_done_splits(located, StoreSnapshotReader(self._store)),
             sweep=sweep,
         )
+
+    def _sweep(
+        self,
+        head: checkpoint_pb2.CheckpointHead,
+        completed: tuple[CompletedCheckpoint, ...],
+        ended_id: int,
+        alone: Collection[SubtaskId] | None,
+        first_attempt: int,
+        brought: Collection[str],
+    ) -> None:
+        self._orphans.sweep(completed, ended_id, alone, first_attempt, brought)
+        if completed:
+            self._claimed_savepoint.drop(head, completed[-1].checkpoint_id)
 
     def bring_lists(self, tasks: Mapping[SubtaskId, internal_pb2.RestoredTask]) -> list[str]:
         """Copies what finished subtasks go on holding in files of another store: nobody else ever writes it again.

@@ -76,7 +76,7 @@ class CheckpointStoreRunner:
         self._heads = ClaimedHeadStore(job_id, store, leader_epoch)
         self._claimed_savepoint = ClaimedSavepointStore(job_id)
         self.starts = CheckpointStartsRunner(
-            job_id, graph, store, self._heads, self._claimed_savepoint, starts_from
+            job_id, graph, store, self._heads, self._claimed_savepoint, leader_epoch, starts_from
         )
         self.deletions = CheckpointDeletionsRunner(
             job_id, store, self._heads, self._claimed_savepoint, now_ms

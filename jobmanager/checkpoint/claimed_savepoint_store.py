@@ -6,6 +6,7 @@ import structlog
 
 from penstock.errors import StoreNotFound, StoreTransient
 from penstock.pb import checkpoint_pb2
+from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import open_store
 from penstock.storage.restore_point import remove_savepoint
 from penstock.storage.savepoint import OWNER_PATH
@@ -37,22 +38,28 @@ class ClaimedSavepointStore:
         """Removes the savepoint that the job has claimed, once nothing names it and nobody reads it any more.
 
         Args:
-            checkpoint_id: the newest: tasks hear of the first own one, and read the savepoint no more, before they
-                take part in the next; None = the job has ended.
+            checkpoint_id: the newest: where the savepoint was not taken over, tasks hear of the first own one, and read
+                the savepoint no more, before they take part in the next; None = the job has ended.
         """
         started = head.started_from
         since = started.independent_since_checkpoint_id
-        is_needed = checkpoint_id is not None and (not since or since >= checkpoint_id)
+        is_read = checkpoint_id is not None and (not since or since >= checkpoint_id)
+        is_needed = is_read and not started.taken_over
         if not (started.claimed and started.is_savepoint) or is_needed or self._has_dropped:
             return
         store = open_store(started.path)
         try:
-            if store.get(OWNER_PATH).decode(errors="replace") == self._job_id:
+            if self._is_owner(store):
                 remove_savepoint(store)
-            self._has_dropped = True
-        except StoreNotFound:
             self._has_dropped = True
         except StoreTransient as error:
             self._log.warning("savepoint.not_removed", path=started.path, reason=str(error))
             if checkpoint_id is None:
                 raise
+
+    def _is_owner(self, store: ObjectStore) -> bool:
+        try:
+            return store.get(OWNER_PATH).decode(errors="replace") == self._job_id
+        except StoreNotFound:
+            store.remove_remains()  # a removal that has come as far as that
+            return False

@@ -2,6 +2,16 @@
 
 Invariants: HEAD names a checkpoint that it is told to keep and has named before, and the one that is added, last;
 ids that are reserved are never given back; since when a job depends on nothing but itself is said once.
+
+Example: a checkpoint takes the place of those that are not kept.
+    >>> from jobmanager.checkpoint import messages as c
+    >>> order = c.StoreCheckpoint(
+    ...     7, 10, snapshots=(), finished=(), replaced=(), retained=(7,), next_checkpoint_id=24, state_bytes=5
+    ... )
+    >>> before = checkpoint_pb2.CheckpointHead(next_checkpoint_id=23, retained=[{"checkpoint_id": 6}])
+    >>> after = head_with(before, order, "chk-7/manifest-1", now_ms=20)
+    >>> [kept.manifest_path for kept in after.retained], after.next_checkpoint_id
+    (['chk-7/manifest-1'], 24)
 """
 
 from __future__ import annotations
@@ -9,6 +19,7 @@ from __future__ import annotations
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from penstock.pb import checkpoint_pb2
+from penstock.storage.manifest import references
 
 
 def head_with(
@@ -48,6 +59,24 @@ def head_started(
     behind = started.checkpoint_id + 1 + IDS_RESERVED_AT_ONCE
     head.next_checkpoint_id = max(head.next_checkpoint_id, behind)
     head.started_from.CopyFrom(started)
+    return head
+
+
+def head_taken_over(
+    last: checkpoint_pb2.CheckpointHead, manifest: checkpoint_pb2.CheckpointManifest, path: str
+) -> checkpoint_pb2.CheckpointHead:
+    """HEAD of a job that begins with what it has claimed, once all files of that are its own."""
+    head = checkpoint_pb2.CheckpointHead()
+    head.CopyFrom(last)
+    head.started_from.taken_over = True
+    del head.retained[:]
+    head.retained.add(
+        checkpoint_id=manifest.checkpoint_id,
+        manifest_path=path,
+        triggered_at_ms=manifest.triggered_at_ms,
+        completed_at_ms=manifest.completed_at_ms,
+        state_bytes=sum(one.location.size_bytes for one in references(manifest)),
+    )
     return head
 
 

@@ -196,7 +196,8 @@ class JobRecord:
         started_from = self._started_from()
         if started_from is None:  # or its HEAD has not been read yet
             return self._begins_with
-        return "" if started_from.independent_since_checkpoint_id else started_from.path
+        is_independent = started_from.independent_since_checkpoint_id or started_from.taken_over
+        return "" if is_independent else started_from.path
 
     def restorable_from(self) -> str:
         """What a job that has ended can be started from again; "" = nothing."""

@@ -933,6 +933,7 @@ class StartedFrom(_message.Message):
     INDEPENDENT_SINCE_MS_FIELD_NUMBER: _builtins.int
     DROPPED_STATES_FIELD_NUMBER: _builtins.int
     IS_SAVEPOINT_FIELD_NUMBER: _builtins.int
+    TAKEN_OVER_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     checkpoint_id: _builtins.int
     claimed: _builtins.bool
@@ -941,6 +942,8 @@ class StartedFrom(_message.Message):
     """From this own checkpoint on nothing of the path is needed any more; 0 = it still is."""
     independent_since_ms: _builtins.int
     is_savepoint: _builtins.bool
+    taken_over: _builtins.bool
+    """The store has copied all its files into the job's directory, and HEAD names them: of the path nothing is needed."""
     @_builtins.property
     def dropped_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___DroppedState]:
         """State that was left out: its operator is gone."""
@@ -955,10 +958,11 @@ class StartedFrom(_message.Message):
         independent_since_ms: _builtins.int = ...,
         dropped_states: _abc.Iterable[Global___DroppedState] | None = ...,
         is_savepoint: _builtins.bool = ...,
+        taken_over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "claimed", b"claimed", "dropped_states", b"dropped_states", "independent_since_checkpoint_id", b"independent_since_checkpoint_id", "independent_since_ms", b"independent_since_ms", "is_savepoint", b"is_savepoint", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "claimed", b"claimed", "dropped_states", b"dropped_states", "independent_since_checkpoint_id", b"independent_since_checkpoint_id", "independent_since_ms", b"independent_since_ms", "is_savepoint", b"is_savepoint", "path", b"path", "taken_over", b"taken_over"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

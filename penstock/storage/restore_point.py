@@ -51,18 +51,15 @@ class RestorePoint:
         """Whether it is one, or else a checkpoint."""
         return self.manifest.properties.kind == checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT
 
-    def located(self, *, is_shared: bool = False) -> checkpoint_pb2.CheckpointManifest:
-        """The manifest for a job with another directory: its files are named with their store.
-
-        Args:
-            is_shared: checkpoints of that job may refer to them.
-        """
+    def located(self) -> checkpoint_pb2.CheckpointManifest:
+        """The manifest for a job with another directory: its files are named with their store, and no checkpoint of
+        that job may refer to them."""
         located = checkpoint_pb2.CheckpointManifest()
         located.CopyFrom(self.manifest)
         for subtask in located.subtasks:
             for operator in subtask.operators:
                 for file in operator.keyed.files:
-                    file.shared = file.shared and is_shared
+                    file.shared = False
                     _locate(file.handle, self.store_uri)
                 for held in operator.lists:
                     if held.HasField("handle"):
@@ -97,13 +94,15 @@ def claim_savepoint(point: RestorePoint, job_id: str) -> None:
 
 
 def remove_savepoint(store: ObjectStore) -> None:
-    """Removes a savepoint, its manifest first: what is left of one that is removed in part is none.
+    """Removes a savepoint, its manifest first: what is left of one that is removed in part is none. Whose it is goes
+    last, so that its owner finds what is left.
 
     Raises:
         StoreTransient: something of it cannot be removed now.
     """
     store.delete(MANIFEST_PATH)
-    delete_all(store, [one.path for one in store.list("")])
+    delete_all(store, [one.path for one in store.list("") if one.path != OWNER_PATH])
+    store.delete(OWNER_PATH)
     store.remove_remains()
 
 

@@ -30,7 +30,7 @@ async def await_made_token(jobmanagers: Sequence[str], directory: Path) -> str:
     """
     log = get_logger(__name__)
     for look in itertools.count():
-        token = _look(jobmanagers, directory)
+        token = await asyncio.to_thread(_look, jobmanagers, directory)
         if token is not None:
             return token
         if look % _LOOKS_PER_WARNING == _LOOKS_BEFORE_WARNING:

@@ -146,9 +146,7 @@ class Cluster:
         self.run()
 
     def cancel(self) -> None:
-        cancel = internal_pb2.CancelAttempt(attempt=self.attempt_id())
-        self.slot.handle(internal_pb2.SlotCommand(cancel=cancel))
-        self.run()
+        self.command(cancel=internal_pb2.CancelTask())
 
     def barrier(self, checkpoint_id: int) -> None:
         self.partition.emit_control(CheckpointBarrier(checkpoint_id, 0))

@@ -125,8 +125,9 @@ class Slot:
             pass
 
     def cancel_command(self, is_final=False):
-        cancel = internal_pb2.CancelAttempt(attempt=self.attempt, is_final=is_final)
-        return internal_pb2.SlotCommand(cancel=cancel)
+        cancel = internal_pb2.CancelTask(is_final=is_final)
+        command = internal_pb2.TaskCommand(attempt=self.attempt, cancel=cancel)
+        return internal_pb2.SlotCommand(task_command=command)
 
     def command(self, **kind):
         self.runtime.handle(

@@ -147,15 +147,16 @@ class FakeSlot:
                 os.write(int(terminal), b"hello terminal\n")
             self.state(attempt, client_pb2.ATTEMPT_STATE_FAILED, repr(facts))
 
-    def on_cancel(self, cancel: internal_pb2.CancelAttempt) -> None:
-        attempt = cancel.attempt
+    def on_cancel(self, attempt: internal_pb2.AttemptId, cancel: internal_pb2.CancelTask) -> None:
         if attempt.vertex == "tells":
             self.state(attempt, client_pb2.ATTEMPT_STATE_FAILED, f"is final: {cancel.is_final}")
         elif attempt.vertex != "stubborn":
             self.state(attempt, client_pb2.ATTEMPT_STATE_CANCELED)
 
     def on_task_command(self, command: internal_pb2.TaskCommand) -> None:
-        if command.WhichOneof("command") == "commit_output":
+        if command.HasField("cancel"):
+            self.on_cancel(command.attempt, command.cancel)
+        elif command.HasField("commit_output"):
             self.state(command.attempt, client_pb2.ATTEMPT_STATE_FINISHED)
 
     def on_release_partitions(self, release: internal_pb2.ReleasePartitions) -> None:
