@@ -38,8 +38,8 @@ NAMES = _words(
 )
 """Texts that are compared, shown in one line, or name a file: ids, names, addresses."""
 
-TEXTS = _words("message reason row position traceback value options_json source text")
-"""Texts for people, those of the configuration, and loops that are compiled."""
+TEXTS = _words("message reason row position traceback value options_json source state text")
+"""Texts for people, those of the configuration, compiled loops, and names that are put together."""
 
 COUNTS: dict[str, int] = {
     # of a cluster
@@ -142,15 +142,14 @@ RANGES: dict[str, tuple[int, int]] = {
 
 COMPARED = _words(
     """
-    aligned_bytes alignment_ms allocation_id allowed_lateness_ms async_ms back_pressured_ms bad_records busy_ms bytes_in bytes_out
-    checkpoint_aligned_bytes checkpoint_alignment_ms checkpoint_async_ms checkpoint_id checkpoint_start_delay_ms checkpoint_sync_ms
-    checkpoint_uploaded_bytes checksum count
-    event_interval_us events file_count first_checkpoint_id first_event_time_ms first_item format_version from_version gap_ms id
-    idle_ms idle_timeout_ms inactivity_interval_ms item_count late_records leader_epoch limit lines local_backup_failures max_delay_ms
-    min_size_bytes
-    lower_ms memory_bytes min_event_time_ms namespace offset offset_ms oldest_peer_epoch out_of_orderness_ms promoted_at_ms protocol_version rate
-    records_in records_out restored_local_bytes restored_store_bytes roll_interval_ms roll_size_bytes row_count rows since
-    seed sequence size size_bytes size_ms slide_ms spill_bytes start_delay_ms state_bytes sync_ms table timestamp_ms to_version ttl_ms
+    aligned_bytes alignment_ms allocation_id allowed_lateness_ms async_ms back_pressured_ms bad_records busy_ms bytes_in bytes_out cache_hits
+    cache_misses checkpoint_aligned_bytes checkpoint_alignment_ms checkpoint_async_ms checkpoint_id checkpoint_start_delay_ms checkpoint_sync_ms
+    checkpoint_uploaded_bytes checksum count event_interval_us events file_bytes file_count first_checkpoint_id first_event_time_ms first_item
+    format_version from_version gap_ms id idle_ms idle_timeout_ms in_credit_bytes in_queued_bytes inactivity_interval_ms item_count late_records
+    leader_epoch level0_files limit lines local_backup_failures lower_ms max_delay_ms memory_bytes memtable_bytes min_event_time_ms
+    min_size_bytes namespace offset offset_ms oldest_peer_epoch out_of_orderness_ms out_waiting_batches pending_compaction_bytes promoted_at_ms
+    protocol_version rate records_in records_out restored_local_bytes restored_store_bytes roll_interval_ms roll_size_bytes row_count rows seed
+    sequence since size size_bytes size_ms slide_ms spill_bytes start_delay_ms state_bytes sync_ms table timestamp_ms to_version ttl_ms
     uploaded_bytes upper_ms version watch_interval_ms watermark_ms
     """
 )

@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from common.clock import SystemClock
 from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from common.pb import internal_pb2
 
@@ -80,6 +81,29 @@ _INTERNAL_GAUGES: tuple[tuple[str, str, str, float], ...] = (
         "What was written for the last snapshot.",
         1,
     ),
+    ("in_queued_bytes", "in_queued_bytes", "Input that has come and is not taken yet.", 1),
+    (
+        "in_credit_bytes",
+        "in_credit_bytes",
+        "Input that may have come, or be on its way, at most.",
+        1,
+    ),
+    ("out_waiting_batches", "out_waiting_batches", "Batches of outputs that wait for credit.", 1),
+)
+# Of subtasks whose state is in databases: fields of DatabaseNumbers.
+_DATABASE_GAUGES: tuple[tuple[str, str, str], ...] = (
+    ("memtable_bytes", "rocksdb_memtable_bytes", "Memory of RocksDB for what is not in files."),
+    ("level0_files", "rocksdb_level0_files", "Files of RocksDB that are not merged yet."),
+    (
+        "pending_compaction_bytes",
+        "rocksdb_pending_compaction_bytes",
+        "What RocksDB is still to merge, as it estimates.",
+    ),
+    ("file_bytes", "rocksdb_file_bytes", "Files of RocksDB on disk."),
+)
+_DATABASE_COUNTERS: tuple[tuple[str, str, str], ...] = (
+    ("cache_hits", "rocksdb_block_cache_hits", "Blocks that RocksDB found in memory."),
+    ("cache_misses", "rocksdb_block_cache_misses", "Blocks that RocksDB read from disk."),
 )
 
 
@@ -115,10 +139,16 @@ class AttemptMetricsCollector(Collector):
     Args:
         snapshot: called on the endpoint's thread at each scrape; must return a sequence that nobody
             changes afterwards.
+        now_ms: the wall clock; None = the system's.
     """
 
-    def __init__(self, snapshot: Callable[[], Sequence[NamedMetrics]]) -> None:
+    def __init__(
+        self,
+        snapshot: Callable[[], Sequence[NamedMetrics]],
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
         self._snapshot = snapshot
+        self._now_ms = now_ms or SystemClock().now_ms
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: families are known only at a scrape."""
@@ -144,6 +174,18 @@ class AttemptMetricsCollector(Collector):
             for named, values in zip(attempts, labels, strict=True):
                 gauge.add_metric(values, getattr(named.entry.gauges, field_name) * factor)
             yield gauge
+        yield from _states(attempts, labels)
+        yield from self._watermarks(attempts, labels)
+
+    def _watermarks(
+        self, attempts: Sequence[NamedMetrics], labels: Sequence[tuple[str, ...]]
+    ) -> Iterable[Metric]:
+        now_ms = self._now_ms()
+        lag = GaugeMetricFamily(
+            "penstock_subtask_watermark_lag_seconds",
+            "How far the event-time watermark is behind the clock.",
+            labels=_LABELS,
+        )
         watermark = GaugeMetricFamily(
             "penstock_subtask_watermark_timestamp_seconds",
             "Event-time watermark in seconds since the epoch; +Inf after the last row.",
@@ -154,4 +196,34 @@ class AttemptMetricsCollector(Collector):
             if watermark_ms != MIN_TIMESTAMP_MS:
                 ended = watermark_ms == MAX_TIMESTAMP_MS
                 watermark.add_metric(values, float("inf") if ended else watermark_ms / 1000)
+                if not ended:
+                    lag.add_metric(values, (now_ms - watermark_ms) / 1000)
         yield watermark
+        yield lag
+
+
+def _states(
+    attempts: Sequence[NamedMetrics], labels: Sequence[tuple[str, ...]]
+) -> Iterable[Metric]:
+    memory = GaugeMetricFamily(
+        "penstock_subtask_state_memory_bytes",
+        "Memory that a state takes; of one in a database: caches and memtables.",
+        labels=(*_LABELS, "state"),
+    )
+    databases = []
+    for named, values in zip(attempts, labels, strict=True):
+        gauges = named.entry.gauges
+        for state in gauges.states:
+            memory.add_metric((*values, state.state), state.memory_bytes)
+        if gauges.HasField("database"):
+            databases.append((values, gauges.database))
+    yield memory
+    for kind, fields in (
+        (GaugeMetricFamily, _DATABASE_GAUGES),
+        (CounterMetricFamily, _DATABASE_COUNTERS),
+    ):
+        for field_name, name, help_text in fields:
+            family = kind(f"penstock_subtask_{name}", help_text, labels=_LABELS)
+            for values, database in databases:
+                family.add_metric(values, getattr(database, field_name))
+            yield family

@@ -523,24 +523,104 @@ class SubtaskGauges(_message.Message):
     CHECKPOINT_SYNC_MS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_ASYNC_MS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_UPLOADED_BYTES_FIELD_NUMBER: _builtins.int
+    IN_QUEUED_BYTES_FIELD_NUMBER: _builtins.int
+    IN_CREDIT_BYTES_FIELD_NUMBER: _builtins.int
+    OUT_WAITING_BATCHES_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    DATABASE_FIELD_NUMBER: _builtins.int
     checkpoint_sync_ms: _builtins.float
     """Of the last snapshot: on the mailbox thread, beside it, and what was written."""
     checkpoint_async_ms: _builtins.int
     checkpoint_uploaded_bytes: _builtins.int
+    in_queued_bytes: _builtins.int
+    """Of its input channels: what has come and is not taken yet, and what may be on its way at most."""
+    in_credit_bytes: _builtins.int
+    out_waiting_batches: _builtins.int
+    """Batches of its outputs that wait for credit."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateSize]:
+        """Of many only the largest, and the others together."""
+
+    @_builtins.property
+    def database(self) -> Global___DatabaseNumbers:
+        """Of its operators together; absent where none has a database."""
+
     def __init__(
         self,
         *,
         checkpoint_sync_ms: _builtins.float = ...,
         checkpoint_async_ms: _builtins.int = ...,
         checkpoint_uploaded_bytes: _builtins.int = ...,
+        in_queued_bytes: _builtins.int = ...,
+        in_credit_bytes: _builtins.int = ...,
+        out_waiting_batches: _builtins.int = ...,
+        states: _abc.Iterable[Global___StateSize] | None = ...,
+        database: Global___DatabaseNumbers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["database", b"database"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_async_ms", b"checkpoint_async_ms", "checkpoint_sync_ms", b"checkpoint_sync_ms", "checkpoint_uploaded_bytes", b"checkpoint_uploaded_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_async_ms", b"checkpoint_async_ms", "checkpoint_sync_ms", b"checkpoint_sync_ms", "checkpoint_uploaded_bytes", b"checkpoint_uploaded_bytes", "database", b"database", "in_credit_bytes", b"in_credit_bytes", "in_queued_bytes", b"in_queued_bytes", "out_waiting_batches", b"out_waiting_batches", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubtaskGauges: _TypeAlias = SubtaskGauges  # noqa: Y015
+
+@_typing.final
+class StateSize(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    state: _builtins.str
+    """Uid of the operator / name; of a database the uid alone."""
+    memory_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        state: _builtins.str = ...,
+        memory_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_bytes", b"memory_bytes", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateSize: _TypeAlias = StateSize  # noqa: Y015
+
+@_typing.final
+class DatabaseNumbers(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMTABLE_BYTES_FIELD_NUMBER: _builtins.int
+    LEVEL0_FILES_FIELD_NUMBER: _builtins.int
+    PENDING_COMPACTION_BYTES_FIELD_NUMBER: _builtins.int
+    FILE_BYTES_FIELD_NUMBER: _builtins.int
+    CACHE_HITS_FIELD_NUMBER: _builtins.int
+    CACHE_MISSES_FIELD_NUMBER: _builtins.int
+    memtable_bytes: _builtins.int
+    level0_files: _builtins.int
+    pending_compaction_bytes: _builtins.int
+    file_bytes: _builtins.int
+    cache_hits: _builtins.int
+    cache_misses: _builtins.int
+    def __init__(
+        self,
+        *,
+        memtable_bytes: _builtins.int = ...,
+        level0_files: _builtins.int = ...,
+        pending_compaction_bytes: _builtins.int = ...,
+        file_bytes: _builtins.int = ...,
+        cache_hits: _builtins.int = ...,
+        cache_misses: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_hits", b"cache_hits", "cache_misses", b"cache_misses", "file_bytes", b"file_bytes", "level0_files", b"level0_files", "memtable_bytes", b"memtable_bytes", "pending_compaction_bytes", b"pending_compaction_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DatabaseNumbers: _TypeAlias = DatabaseNumbers  # noqa: Y015
 
 @_typing.final
 class ReportTaskEventsRequest(_message.Message):

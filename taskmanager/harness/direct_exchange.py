@@ -21,7 +21,7 @@ from taskmanager.network.input_gate import ChannelSpec, InputGate
 from taskmanager.network.partitioner import HashPartitioner
 from taskmanager.network.result_partition import ExchangeCounters
 
-_CREDIT_BYTES = 1 << 62
+_CREDIT_BYTES = 1 << 48
 
 
 class DirectChannel:
@@ -64,6 +64,7 @@ class DirectPartition:
 
     flush_deadline_ns: int | None = None
     is_complete = True
+    waiting_batches = 0
 
     def __init__(
         self,

@@ -185,6 +185,12 @@ class InputGate:
         """Whether a channel is not read yet, since others are read first."""
         return channel.index in self._held
 
+    def load(self) -> tuple[int, int]:
+        """Bytes that have come and are not taken yet, and bytes that may be under way to here at most."""
+        open_credits = [channel.credit for channel in self.channels if not channel.is_finished]
+        queued = sum(credit.held_bytes for credit in open_credits)
+        return queued, sum(credit.window for credit in open_credits)
+
     @property
     def has_data(self) -> bool:
         """True when ``poll`` may have something."""

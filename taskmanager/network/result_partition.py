@@ -129,6 +129,11 @@ class ResultPartition(ReadablePartition):
         """True when every consumer can take a batch."""
         return self._load.waiting_batches == 0
 
+    @property
+    def waiting_batches(self) -> int:
+        """Batches that wait for credit."""
+        return self._load.waiting_batches
+
     def emit(self, batch: pa.RecordBatch) -> None:
         """Takes a batch; the rows of one consumer keep their order."""
         rows = batch.num_rows

@@ -40,6 +40,7 @@ from taskmanager.state.instances import InstanceState
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.session_table import SessionTable
+from taskmanager.state.state_sizes import StateSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +253,9 @@ class KeyedStateBackend(Protocol):
 
     def memory_bytes(self) -> int:
         """Approximate size of all states in memory."""
+
+    def sizes(self) -> StateSizes:
+        """What each state takes; quick, for metrics."""
 
     def snapshot(
         self, checkpoint_id: int, *, is_full: bool = False, in_runs: bool = False

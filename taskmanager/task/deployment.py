@@ -37,6 +37,7 @@ from taskmanager.snapshot.subtask_snapshot import (
 )
 from taskmanager.state.factory import keeps_keyed_state
 from taskmanager.state.operator_state import OperatorStateStore
+from taskmanager.state.state_sizes import note_sizes
 from taskmanager.task.event_time_column import event_time_column
 from taskmanager.task.execution import Execution
 from taskmanager.task.inputs import EndedInput, GateInput, Input, SourceInput, TakenInput
@@ -416,6 +417,15 @@ class Deployment:
             self.source.checkpoint_aborted(checkpoint_id)
         for partition in self._partitions:
             partition.checkpoint_aborted(checkpoint_id)
+
+    def gauges(self) -> internal_pb2.SubtaskGauges:
+        """What metrics endpoints show beside the counters."""
+        gauges = self.counters.gauges()
+        if self._gate is not None:
+            gauges.in_queued_bytes, gauges.in_credit_bytes = self._gate.load()
+        gauges.out_waiting_batches = sum(one.waiting_batches for one in self._partitions)
+        note_sizes(gauges, self._state.sizes())
+        return gauges
 
     def close(self) -> list[BaseException]:
         """Closes the backends, after the operators; returns what went wrong on the way."""

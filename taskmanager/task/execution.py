@@ -95,6 +95,9 @@ class SubtaskParts(Protocol):
         being written, and ``when_written`` is called with them on the mailbox thread, with None where that
         did not work."""
 
+    def gauges(self) -> internal_pb2.SubtaskGauges:
+        """What metrics endpoints show beside the counters."""
+
     def close(self) -> list[BaseException]:
         """Closes the state, after the operators; returns what went wrong on the way."""
 
@@ -415,9 +418,9 @@ class Execution:
 
     def metrics(self) -> internal_pb2.AttemptMetrics:
         """The counters of this attempt."""
-        counters = self._parts.counters
+        counters, gauges = self._parts.counters, self._parts.gauges()
         return internal_pb2.AttemptMetrics(
-            attempt=self.attempt, metrics=counters.to_proto(), gauges=counters.gauges()
+            attempt=self.attempt, metrics=counters.to_proto(), gauges=gauges
         )
 
     def report_splits(self, discovered: internal_pb2.SplitsDiscovered) -> None:

@@ -14,6 +14,7 @@ import structlog
 
 from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.memory import ManagedMemory
+from taskmanager.state.state_sizes import StateSizes
 
 _log = structlog.get_logger()
 
@@ -44,6 +45,8 @@ class StateOpening:
         self._post = post
         self._lock = Lock()
         self._is_opening = False
+        self._is_open = False
+        """On the mailbox thread: they are its own from then on."""
 
     def start(
         self,
@@ -85,6 +88,7 @@ class StateOpening:
         def hand_over() -> None:
             if not self.is_closed:
                 self._memory.join(users)
+                self._is_open = True
                 when_open()
 
         if failure is not None:
@@ -92,12 +96,17 @@ class StateOpening:
         else:
             self._post(hand_over)
 
+    def sizes(self) -> list[StateSizes]:
+        """What the states take; nothing before they are open, and after that."""
+        return [one.sizes() for one in self.backends] if self._is_open else []
+
     def close(self) -> list[BaseException]:
         """Closes the backends; those that are being opened are closed by the thread that does so.
 
         Returns:
             What went wrong on the way.
         """
+        self._is_open = False
         with self._lock:
             self.is_closed = True
             if self._is_opening:

@@ -1,10 +1,12 @@
-"""Aim: who looks at metrics of a subtask reads of which job and of which operators they are.
+"""Aim: who looks at metrics of a subtask reads of which job and of which operators they are, how full its queues are and
+what each of its states takes.
 
 Method: a job on real daemons; both endpoints are scraped until they show its subtasks.
 """
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -14,8 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import penstock as ps
-from tests.support.jobs import await_details
-from tests.support.processes import DaemonCluster, site
+from common.clock import SystemClock
+from tests.support.jobs import DEADLINE_S, await_details, cancel
+from tests.support.processes import DaemonCluster, Deadline, site
 
 pytestmark = pytest.mark.integration
 
@@ -59,4 +62,75 @@ def test_both_daemons_name_job_and_operators(tmp_path: Path) -> None:
             handle.cancel()
             with pytest.raises(ps.JobCanceled):
                 handle.wait(20)
+        cluster.stop()
+
+
+def samples_of(address: str) -> dict[tuple[str, str, str], float]:
+    """Metric, vertex and state ("" = it has no such label) -> value."""
+    with urlopen(f"http://{address}/metrics", timeout=5) as page:
+        text = page.read().decode()
+    return {
+        (
+            sample.name.removeprefix("penstock_subtask_"),
+            sample.labels["vertex"],
+            sample.labels.get("state", ""),
+        ): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("penstock_subtask_")
+    }
+
+
+class Counted(ps.KeyedProcessFunction):
+    """Counts, and takes its time."""
+
+    seen = ps.ValueState("seen", pa.int64(), default=0)
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        time.sleep(0.001)
+        self.seen.update(self.seen.value() + 1)
+        out.emit(a=row.a)
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_queues_credit_states_and_databases_are_shown(tmp_path: Path, backend: str) -> None:
+    def make(start: int, count: int) -> pa.RecordBatch:
+        now_ms = SystemClock().now_ms()
+        numbers = pa.array(range(start, start + count), pa.int64())
+        return pa.record_batch({"a": numbers, "ts": pa.array([now_ms] * count, pa.int64())})
+
+    schema = pa.schema([("a", pa.int64()), ("ts", pa.int64())])
+    config = {"state.backend.type": backend, "taskmanager.network.credit-per-channel": "64kb"}
+    with site(tmp_path) as place:
+        cluster = DaemonCluster(place)
+        cluster.start(taskmanagers=1, slots=2)
+        with ps.Environment(cluster.jobmanager, parallelism=1, config=config) as env:
+            rows = env.generate(make, schema=schema).slot_group("from").with_event_time("ts")
+            keyed = rows.with_columns(key=ps.col("a") % 7).key_by("key")
+            counted = keyed.process(Counted(), schema={"a": "int64"}).uid("counts")
+            counted.slot_group("to").discard()
+            handle = env.submit("counted")
+            (daemon,) = cluster.daemons("jobmanager")
+            state = "counts/seen" if backend == "hashmap" else "counts"
+            wanted = {
+                ("in_queued_bytes", "v1", ""),
+                ("in_credit_bytes", "v1", ""),
+                ("out_waiting_batches", "v0", ""),
+                ("watermark_lag_seconds", "v1", ""),
+                ("state_memory_bytes", "v1", state),
+            }
+            if backend == "rocksdb":
+                wanted |= {("rocksdb_memtable_bytes", "v1", "")}
+            deadline = Deadline(f"{sorted(wanted)}", DEADLINE_S)
+            while any(
+                not (shown := samples_of(daemon["metrics_address"])).get(name) for name in wanted
+            ):
+                deadline.left()
+                time.sleep(0.1)
+            assert shown["in_credit_bytes", "v1", ""] == 64 << 10
+            assert shown["out_waiting_batches", "v0", ""] == 1
+            assert 0 < shown["watermark_lag_seconds", "v1", ""] < DEADLINE_S
+            has_database = ("rocksdb_block_cache_misses_total", "v1", "") in shown
+            assert has_database == (backend == "rocksdb")
+            cancel(handle)
         cluster.stop()

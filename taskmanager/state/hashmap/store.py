@@ -49,6 +49,7 @@ from taskmanager.state.migrated_values import migration_of
 from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.session_table import SessionTable
 from taskmanager.state.snapshot_table import RestoredPart, SnapshotTable
+from taskmanager.state.state_sizes import StateSizes
 
 T = TypeVar("T", bound=SnapshotTable)
 
@@ -182,6 +183,11 @@ class HashMapStateBackend:
         keys = 0 if self._key_space is None else self._key_space.key_bytes()
         spare = sum(table.memory_bytes() for table in self._spare.values())
         return keys + spare + sum(self._state_bytes(name) for name in self._states)
+
+    def sizes(self) -> StateSizes:
+        """What each state takes."""
+        by_name = {name: self._state_bytes(name) for name in self._states}
+        return StateSizes(self._environment.operator_uid, by_name)
 
     def snapshot(
         self, checkpoint_id: int, *, is_full: bool = False, in_runs: bool = False

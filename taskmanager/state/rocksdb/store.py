@@ -49,6 +49,7 @@ from taskmanager.state.rocksdb.stored_tables import WHOLE, StoredTables
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, FrozenPart, WriteQueue
 from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.session_table import SessionTable
+from taskmanager.state.state_sizes import StateSizes
 
 FREEZES_MAX: Final = 3
 """Snapshots that may wait to be written."""
@@ -189,6 +190,11 @@ class RocksDBStateBackend:
     def memory_bytes(self) -> int:
         """Approximate size of all states in memory."""
         return self._cache_bytes + self._slot_memory.database_bytes
+
+    def sizes(self) -> StateSizes:
+        """What all states take together: one database has them."""
+        uid, memory_bytes = self._environment.operator_uid, self.memory_bytes()
+        return StateSizes(uid, {"": memory_bytes}, self._database.sizes())
 
     def snapshot(
         self, checkpoint_id: int, *, is_full: bool = False, in_runs: bool = False

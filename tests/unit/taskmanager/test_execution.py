@@ -80,8 +80,10 @@ class Slot:
         self.subtask = FakeSubtask()
         self.subtask.now_ns = self.loop.monotonic_ns
         self.released = 0
+        counters = SubtaskCounters()
         self.parts = SimpleNamespace(
-            counters=SubtaskCounters(),
+            counters=counters,
+            gauges=counters.gauges,
             open_state=lambda execution, when_open: when_open(),
             build=build or (lambda execution: self.subtask),
             create_partitions=create_partitions,
