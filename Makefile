@@ -8,7 +8,7 @@ SOURCES := penstock common jobmanager taskmanager deploy tests examples benchmar
 PROTO := $(shell find proto -name '*.proto')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test test-all transcripts chaos chain large restore-matrix sim sim-chain check bench demo up-local down-local clean
+.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test test-all transcripts chaos chain soak large restore-matrix sim sim-chain check bench demo up-local down-local clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ chaos: setup servers ## Kill, pause and cut off the processes of jobs; SEED=n re
 
 chain: setup ## Real daemons on a checkpoint store that fails, hangs and lies: SEED= MINUTES=2
 	@$(BIN)/python -m tests.support.chain $(or $(SEED),$(shell od -An -N2 -tu2 /dev/urandom)) $(or $(MINUTES),2)
+
+soak: setup servers ## The ledger on a whole topology under random faults of all kinds: SEED= MINUTES=20
+	@$(BIN)/python -m tests.support.soak $(or $(SEED),$(shell od -An -N2 -tu2 /dev/urandom)) $(or $(MINUTES),20)
 
 restore-matrix: setup ## Start jobs again from all that they may have kept, with all that they may be run with
 	@PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 2 --dist loadfile tests/integration/test_restore_matrix.py \

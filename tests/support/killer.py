@@ -236,11 +236,17 @@ class LedgerRun:
             # It fails where a daemon is killed while it starts: then once more.
             self._starting = None
         alive = [d for d in self._cluster.daemons() if self._is_alive(d["pid"])]
-        if len(alive) < 1 + self._taskmanagers:
+        if len(alive) < self._daemons_wanted():
             self._starting = self._cluster.site.start_penstock(
                 "cluster", "start", "--dir", str(self._cluster.directory),
-                "--taskmanagers", str(self._taskmanagers),
+                "--taskmanagers", str(self._taskmanagers), *self._start_options(),
             )  # fmt: skip
+
+    def _daemons_wanted(self) -> int:
+        return 1 + self._taskmanagers
+
+    def _start_options(self) -> list[str]:
+        return []
 
     def _is_alive(self, pid: int) -> bool:
         return pid not in self._killed and psutil.pid_exists(pid)

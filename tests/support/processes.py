@@ -504,6 +504,8 @@ class DaemonCluster:
 
     def assert_nothing_left(self) -> None:
         """No registration, no work directory, no socket."""
-        assert list((self.directory / "run").iterdir()) == []
+        # A second JobManager's port stays its own over stops.
+        left = [path.name for path in (self.directory / "run").iterdir() if path.suffix != ".port"]
+        assert left == []
         assert list(self.directory.glob("taskmanager-*")) == []
         assert [p for p in self.directory.rglob("*") if p.is_socket() or p.name == ".lock"] == []
