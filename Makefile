@@ -8,7 +8,7 @@ SOURCES := penstock common jobmanager taskmanager deploy tests examples benchmar
 PROTO := $(shell find proto -name '*.proto')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test test-all transcripts chaos chain soak large restore-matrix sim sim-chain check bench demo up-local down-local clean
+.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test test-all transcripts chaos chain soak large restore-matrix sim sim-chain sim-elections check bench demo up-local down-local clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -89,6 +89,9 @@ sim: setup ## Simulate jobs with failures: SEED=first COUNT=how many BACKEND=of 
 
 sim-chain: setup ## Simulate one long job on a store that fails, hangs and lies: SEED= MINUTES=200
 	@$(BIN)/python -m tests.support.simulated_chain $(or $(SEED),0) $(or $(MINUTES),200)
+
+sim-elections: setup ## Simulate elections in which calls, sessions and processes end anywhere: SEED=first COUNT=how many
+	@$(BIN)/python -m tests.support.simulated_election $(or $(SEED),0) $(or $(COUNT),100000)
 
 bench: setup ## Run the benchmarks of docs/benchmarks.md
 	@$(BIN)/python -m benchmarks all

@@ -258,7 +258,7 @@ class Site:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.command_line = ("-P", "-m", "penstock.cli.main")
+        self.command_line: tuple[str, ...] = ("-P", "-m", "penstock.cli.main")
         self.mark = uuid.uuid4().hex
         self.temporary = Path(tempfile.mkdtemp(prefix="ps", dir="/tmp"))
         kept = {

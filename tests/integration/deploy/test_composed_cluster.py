@@ -161,6 +161,17 @@ SUBTASK_METRICS = {
     "checkpoint_async_seconds",
     "checkpoint_uploaded_bytes",
     "state_bytes",
+    "watermark_lag_seconds",
+    "in_queued_bytes",
+    "in_credit_bytes",
+    "out_waiting_batches",
+    "state_memory_bytes",
+    "rocksdb_memtable_bytes",
+    "rocksdb_level0_files",
+    "rocksdb_pending_compaction_bytes",
+    "rocksdb_file_bytes",
+    "rocksdb_block_cache_hits_total",
+    "rocksdb_block_cache_misses_total",
 }
 STORE_METRICS = {
     "penstock_s3_requests_total",
