@@ -53,7 +53,6 @@ COUNTS: dict[str, int] = {
     "promoted": 100_000,
     # of attempts; events of one batch
     "metrics": 1_000_000,
-    "attempts": 1_000_000,
     "held_attempts": 1_000_000,
     "reads": 1_000_000,
     "found": 1_000_000,
