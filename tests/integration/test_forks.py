@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,9 +26,10 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.client.job import JobHandle
 from penstock.errors import JobRejected, StreamError
+from penstock.pb import client_pb2
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S, await_details, cancel
-from tests.support.processes import Deadline, wait_gone
+from tests.support.processes import Deadline, wait_gone, wait_in_directory
 
 pytestmark = pytest.mark.integration
 
@@ -92,6 +94,10 @@ class Ledger(ps.TwoPhaseSink):
         Path(committable.decode()).unlink(missing_ok=True)
 
 
+def _has_two(directory: Path) -> bool:
+    return len(list(directory.glob("[!.]*"))) >= 2
+
+
 class Branches:
     """Jobs of one graph, each with its own output, and a savepoint of the first of them."""
 
@@ -148,10 +154,21 @@ class Branches:
         """Has a job go back to its newest checkpoint."""
         restarts = handle.details().summary.restarts
         (self._directory / f"fail-{name}").touch()
-        await_details(
-            handle,
-            lambda _, state: state == "RUNNING" and handle.details().summary.restarts > restarts,
-        )
+
+        def runs_again(_metrics: object, state: str) -> bool:
+            details = handle.details()
+            states = {one.state for vertex in details.vertices for one in vertex.subtasks}
+            is_again = state == "RUNNING" and details.summary.restarts > restarts
+            return is_again and states == {client_pb2.ATTEMPT_STATE_RUNNING}
+
+        await_details(handle, runs_again)
+
+    def checkpoint(self, name: str, handle: JobHandle) -> None:
+        """Takes a job's first one, and waits until both subtasks of each sink have heard of it."""
+        handle.checkpoint(DEADLINE_S)
+        for sink in ("files", "ledger"):
+            directory = self._directory / name / sink
+            wait_in_directory(directory, partial(_has_two, directory), f"rows of {name} in {sink}")
 
     def stop(self, name: str, handle: JobHandle) -> None:
         """Stops a job that has shown something."""
@@ -210,13 +227,13 @@ def test_two_forks_share_nothing_but_what_was_before(
     committed = branches.published("original") if doubt else range(0)
     said = {"execution.state-recovery.in-doubt": doubt} if doubt else {}
     forks = {"one": branches.submit("one", path, said)}
-    forks["one"].checkpoint(DEADLINE_S)
+    branches.checkpoint("one", forks["one"])
     forks["other"] = branches.submit("other", path, said, claim=claim)
     if claim:  # it is the first checkpoint of that job now
         wait_gone(Path(path), Deadline(f"the end of {path}"))
         with pytest.raises(JobRejected, match="is no directory that exists"):
             branches.submit("third", path, said)
-    forks["other"].checkpoint(DEADLINE_S)
+    branches.checkpoint("other", forks["other"])
     cancel(forks[first_to_end])
     (left,) = set(forks) - {first_to_end}
     if not claim:
