@@ -106,6 +106,7 @@ def test_the_ensembles_leader_is_killed_and_the_same_jobmanager_leads(
     assert await_roles(cluster)[0].pid == leader.pid
 
 
+@pytest.mark.chaos  # it has failed once in four runs beside other load; why is not known yet
 def test_a_session_that_another_takes_over_and_ends_makes_the_standby_lead(
     cluster: LocalCluster, zookeeper: list[ZookeeperServer], tmp_path: Path
 ) -> None:
