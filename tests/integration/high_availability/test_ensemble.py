@@ -106,7 +106,6 @@ def test_the_ensembles_leader_is_killed_and_the_same_jobmanager_leads(
     assert await_roles(cluster)[0].pid == leader.pid
 
 
-@pytest.mark.chaos  # it has failed once in four runs beside other load; why is not known yet
 def test_a_session_that_another_takes_over_and_ends_makes_the_standby_lead(
     cluster: LocalCluster, zookeeper: list[ZookeeperServer], tmp_path: Path
 ) -> None:
@@ -126,7 +125,8 @@ def test_a_session_that_another_takes_over_and_ends_makes_the_standby_lead(
         assert again.pid == old.pid, "it has executed itself anew"
         assert epoch_of(cluster) == epoch + 1
         log = (cluster.directory / "logs" / f"jobmanager-{old.id}.log").read_text()
-        assert "its session with ZooKeeper is over" in log
+        # By the word of ZooKeeper, or of a swap that was refused before that came.
+        assert "leadership.over" in log
         handle.wait(DEADLINE_S)
         with cluster.client() as client:
             assert client.job(handle.job_id).summary.restarts == 0
