@@ -1,0 +1,58 @@
+"""Aim: who stands by leads at once when the leader ends, whether it could say so or not.
+
+Method: a real ZooKeeper and two JobManagers as processes. The session is so long that nobody gets to lead by its end: of
+a leader that was killed the standby has to find out by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.client.client import Client
+from penstock.local.local_cluster import LocalCluster
+from tests.support.elected_cluster import await_roles, epoch_of, token_of
+from tests.support.processes import wait_ended
+from tests.support.zookeeper import ZookeeperServer, quorum
+
+pytestmark = pytest.mark.integration
+
+LEADS_S, LONG_SESSION_S = 2.0, 30
+
+
+@pytest.fixture(scope="module")
+def pair(
+    zookeeper: list[ZookeeperServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalCluster]:
+    root: Path = tmp_path_factory.mktemp("pair")
+    cluster = LocalCluster(root / "cluster")
+    cluster.configure(
+        {
+            "high-availability.type": "zookeeper",
+            "high-availability.zookeeper.quorum": quorum(zookeeper),
+            "high-availability.zookeeper.client.session-timeout": f"{LONG_SESSION_S}s",
+            "jobmanager.rpc.port": 0,
+        }
+    )
+    try:
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.parametrize("told", [signal.SIGKILL, signal.SIGTERM], ids=lambda told: told.name)
+def test_the_standby_leads_at_once(pair: LocalCluster, told: signal.Signals) -> None:
+    pair.start(jobmanagers=2, taskmanagers=0)
+    leader, standby = await_roles(pair)
+    epoch = epoch_of(pair)
+    killed = time.monotonic()
+    os.kill(leader.pid, told)
+    wait_ended(leader.pid)
+    with Client(standby.address, token_of(pair)) as client:
+        assert client.cluster().leader_epoch == epoch + 1
+    assert time.monotonic() - killed <= LEADS_S
