@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import itertools
 import socket
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -25,6 +26,10 @@ _UNWINDING_MAX = 1000
 
 
 _numbers = itertools.count()
+
+
+OF_THREAD = threading.local()
+"""In a thread that works for an event loop: that."""
 
 
 class _Numbered:
@@ -229,8 +234,12 @@ class SimulatedEventLoop(asyncio.AbstractEventLoop):
 
             self.call_soon(told)
 
+        def work() -> Any:
+            OF_THREAD.loop = self
+            return func(*args)
+
         self.threads.run(
-            lambda: func(*args),
+            work,
             lambda value: tell(future.set_result, value),
             lambda error: tell(future.set_exception, error),
         )

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from tests.support.simulated_event_loop import SimulatedEventLoop
+from tests.support.simulated_event_loop import OF_THREAD, SimulatedEventLoop
 
 _Connectivity = grpc.ChannelConnectivity
 _PINGS_FAIL_NS = 1_500_000_000
@@ -308,7 +308,7 @@ class SimulatedRpc:
 
 
 def running_loop() -> SimulatedEventLoop:
-    """The event loop of the daemon that has its turn."""
-    loop = asyncio.get_running_loop()
+    """The event loop of the daemon that has its turn, or whose thread has."""
+    loop = getattr(OF_THREAD, "loop", None) or asyncio.get_running_loop()
     assert isinstance(loop, SimulatedEventLoop)
     return loop
