@@ -21,7 +21,7 @@ from jobmanager.messages.job_state import JobState
 from tests.support.simulated_cluster import SimulatedCluster
 from tests.support.simulated_run import draw_run, simulate, simulate_run
 
-SEEDS, SEEDS_PER_TEST = range(300, 340), 10
+SEEDS, SEEDS_PER_TEST = range(300, 360), 10
 
 
 def told_pairs(cluster: SimulatedCluster) -> dict[str, int]:
