@@ -227,7 +227,8 @@ def _process_detail(process: graph_pb2.ProcessSpec) -> str:
     kind = graph_pb2.ProcessKind.Name(process.kind).removeprefix("PROCESS_KIND_").lower()
     keys = f" by {', '.join(process.keys)}" if process.keys else ""
     others = f" and {', '.join(process.second_keys)}" if process.second_keys else ""
-    return f"{kind.replace('_', ' ')}{keys}{others}: {process.function.display_name}"
+    form = ", compiled" if process.HasField("compiled") else ""
+    return f"{kind.replace('_', ' ')}{keys}{others}: {process.function.display_name}{form}"
 
 
 def _join_detail(join: graph_pb2.JoinSpec) -> str:

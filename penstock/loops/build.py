@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,13 @@ from penstock.loops.dialect import NotCompilable
 from penstock.loops.loop_expressions import LoopSource
 from penstock.loops.loop_source import loop_source
 from penstock.loops.loop_store import compiled_loop
+from penstock.loops.names_around import (
+    function_called,
+    names_around,
+    path_of,
+    value_of,
+    without_own,
+)
 from penstock.loops.shapes import FunctionShape, StateShape, column_kind, limits_of, result_kind
 from penstock.pb import graph_pb2
 from penstock.state.base import State
@@ -47,7 +53,13 @@ def build_loop(
     constants = _Constants(function, source)
     try:
         shape = FunctionShape(
-            columns, tuple(keys), results, _states(function), constants.found, has_event_time
+            columns,
+            tuple(keys),
+            results,
+            _states(function),
+            constants.found,
+            constants.functions,
+            has_event_time,
         )
         written = loop_source(source.tree, shape)
         loop = _message(written, shape, source, constants)
@@ -79,48 +91,33 @@ def _states(function: object) -> dict[str, StateShape]:
 
 
 class _Constants:
-    """Numbers that a function reads from around it."""
+    """Numbers and functions that a function takes from around it."""
 
     def __init__(self, function: object, source: CompiledSource) -> None:
         self.found: dict[str, Any] = {}
         self.attributes: dict[str, str] = {}
-        code = source.function
-        names = dict(code.__globals__)
-        for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
-            if cell != types.CellType():
-                names[name] = cell.cell_contents
+        self.functions: dict[str, str] = {}
+        names = without_own(names_around(source.function), source.tree)
         arguments = [each.arg for each in source.tree.args.args]
         itself = arguments[0] if len(arguments) == 4 else ""
         for node in ast.walk(source.tree):
-            path = _path(node)
-            if not path:
-                continue
-            if path[0] == itself and len(path) == 2:
+            path = path_of(node)
+            dotted = ".".join(path)
+            if len(path) == 2 and path[0] == itself:
                 value = getattr(function, path[1], None)
                 if _is_number(value):
-                    self.found[".".join(path)] = value
+                    self.found[dotted] = value
                     self.attributes[path[1]] = repr(value)
-            elif path[0] in names and path[0] not in arguments:
-                value = names[path[0]]
-                for step in path[1:]:
-                    value = getattr(value, step, None)
+            elif path and path[0] in names:
+                value = value_of(path, names)
                 if _is_number(value):
-                    self.found[".".join(path)] = value
+                    self.found[dotted] = value
+                elif called := function_called(path, names):
+                    self.functions[dotted] = called
 
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float, bool)
-
-
-def _path(node: ast.AST) -> list[str]:
-    match node:
-        case ast.Name(id=name):
-            return [name]
-        case ast.Attribute(value=value, attr=name):
-            inner = _path(value)
-            return [*inner, name] if inner else []
-        case _:
-            return []
 
 
 def _message(

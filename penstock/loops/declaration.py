@@ -13,11 +13,10 @@ import os
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeVar, overload
 from weakref import WeakKeyDictionary
 
@@ -26,6 +25,7 @@ from typing_extensions import override
 from penstock.errors import JobRejected
 from penstock.loops import checked
 from penstock.loops.checked import POWER_MAX
+from penstock.loops.names_around import function_called, names_around, path_of, without_own
 from penstock.processing.process_functions import KeyedProcessFunction, TimerFunction
 from penstock.state.values import ValueState
 
@@ -215,7 +215,14 @@ _CALLS = {
 
 
 class _Checked(ast.NodeTransformer):
-    """Puts a checked operation in the place of each that may go beyond 64 bits."""
+    """Puts a checked operation in the place of each that may go beyond 64 bits.
+
+    Args:
+        names: what stands around the function, without what it gives another meaning.
+    """
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self._names = names
 
     @override
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -243,7 +250,7 @@ class _Checked(ast.NodeTransformer):
     @override
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        name = ast.unparse(node.func)
+        name = function_called(path_of(node.func), self._names)
         if name in _CALLS and len(node.args) == 1 and not node.keywords:
             return _call(node, _CALLS[name], node.args[0])
         return node
@@ -273,7 +280,8 @@ def _with_checked_arithmetic(function: types.FunctionType, tree: ast.FunctionDef
     free = function.__code__.co_freevars
     own = copy.deepcopy(tree)
     _without_annotations(own)
-    checked_tree = _Checked().visit(own)
+    names = without_own(names_around(function), tree)
+    checked_tree = _Checked(names).visit(own)
     around = ast.parse(
         f"def _around({', '.join((*free, _CHECKED))}):\n    pass\n    return {tree.name}"
     )
@@ -281,10 +289,10 @@ def _with_checked_arithmetic(function: types.FunctionType, tree: ast.FunctionDef
     assert isinstance(outer, ast.FunctionDef)
     outer.body[0] = checked_tree
     ast.fix_missing_locations(around)
-    names: dict[str, Any] = {}
-    exec(compile(around, function.__code__.co_filename, "exec"), function.__globals__, names)
+    defined: dict[str, Any] = {}
+    exec(compile(around, function.__code__.co_filename, "exec"), function.__globals__, defined)
     cells = dict(zip(free, function.__closure__ or (), strict=True))
-    made = names["_around"](*(None for _ in free), checked)
+    made = defined["_around"](*(None for _ in free), checked)
     code = made.__code__
     closure = tuple(
         types.CellType(checked) if name == _CHECKED else cells[name] for name in code.co_freevars
@@ -306,8 +314,3 @@ def _without_annotations(function: ast.FunctionDef) -> None:
     function.returns = None
     for argument in (*function.args.args, *function.args.kwonlyargs, *function.args.posonlyargs):
         argument.annotation = None
-
-
-def file_of(function: types.FunctionType) -> str:
-    """The name of the file in which a function is written, for people."""
-    return Path(function.__code__.co_filename).name

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from penstock.loops.checked import INT64_MAX, INT64_MIN, POWER_MAX
 from penstock.loops.dialect import refuse, stored_names
+from penstock.loops.names_around import path_of
 from penstock.loops.shapes import FunctionShape, StateShape, column_kind
 from penstock.naming import nearest_hint
-from penstock.processing.process_context import MAX_WATERMARK, MIN_WATERMARK
 
 OWN: Final = "_p_"
 """What names of the loop's own begin with."""
@@ -64,14 +64,6 @@ _CALLS = {
     "math.isfinite": "is_finite",
 }
 _EXTREMES = {"min": "minimum", "max": "maximum"}
-_NUMBERS_OF_MATH = {
-    "math.pi": math.pi,
-    "math.e": math.e,
-    "math.inf": math.inf,
-    "math.nan": math.nan,
-}
-_WATERMARKS = {"ps.MAX_WATERMARK": MAX_WATERMARK, "ps.MIN_WATERMARK": MIN_WATERMARK}
-
 OPERATIONS: Final = sorted(
     {
         *_BINARY.values(),
@@ -266,17 +258,18 @@ class ExpressionWriter:
         if call.keywords or any(isinstance(each, ast.Starred) for each in call.args):
             raise refuse(call, f"{name}() is compiled with plain arguments only")
         arguments = [self._value(each) for each in call.args]
-        if name in _EXTREMES and len(arguments) >= 2:
+        called = self._shape.functions.get(name, "")
+        if called in _EXTREMES and len(arguments) >= 2:
             text = arguments[0]
             for each in arguments[1:]:
-                text = self._call(_EXTREMES[name], text, each)
+                text = self._call(_EXTREMES[called], text, each)
             return text
-        if name == "bool" and len(arguments) == 1:
+        if called == "bool" and len(arguments) == 1:
             return self._condition(call.args[0])
-        if name in _CALLS and len(arguments) == 1:
-            if name == "math.fabs":
+        if called in _CALLS and len(arguments) == 1:
+            if called == "math.fabs":
                 return f"{OWN}fabs({self._call('to_float', arguments[0])})"
-            return self._call(_CALLS[name], arguments[0])
+            return self._call(_CALLS[called], arguments[0])
         known = ", ".join([*_CALLS, *_EXTREMES, "bool", "range"])
         raise refuse(
             call,
@@ -289,12 +282,8 @@ class ExpressionWriter:
         if column:
             return self._column(node, column)
         name = dotted(node)
-        if name in _NUMBERS_OF_MATH:
-            return self._constant(node, _NUMBERS_OF_MATH[name])
         if name in self._shape.constants:
             return self._constant(node, self._shape.constants[name])
-        if name in _WATERMARKS:
-            return self._constant(node, _WATERMARKS[name])
         if self._ctx and name == f"{self._ctx}.timestamp":
             return f"{OWN}times[{OWN}i]" if self._shape.has_event_time else "None"
         if self._ctx and name == f"{self._ctx}.watermark":
@@ -366,14 +355,7 @@ def _special(value: float) -> str:
 
 def dotted(node: ast.expr) -> str:
     """``a.b.c`` as text; "" = it is something else."""
-    match node:
-        case ast.Name(id=name):
-            return name
-        case ast.Attribute(value=value, attr=name):
-            inner = dotted(value)
-            return inner and f"{inner}.{name}"
-        case _:
-            return ""
+    return ".".join(path_of(node))
 
 
 def _literal(node: ast.expr) -> int | float | None:

@@ -284,7 +284,11 @@ class _Writer(ExpressionWriter):
         self._behind_loop()
 
     def _for(self, name: str, over: ast.Call, body: list[ast.stmt]) -> None:
-        if dotted(over.func) != "range" or over.keywords or not 1 <= len(over.args) <= 3:
+        if (
+            self._shape.functions.get(dotted(over.func)) != "range"
+            or over.keywords
+            or not 1 <= len(over.args) <= 3
+        ):
             raise refuse(over, "loops are over range(...)")
         if len(over.args) == 3:
             step = self._known(over.args[2])
@@ -341,6 +345,10 @@ class _Writer(ExpressionWriter):
         kind = getattr(builtins, name, None)
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             raise refuse(error, f"{name} is no built-in exception")
+        try:
+            kind(text)
+        except TypeError:
+            raise refuse(error, f"{name} is not made of a text alone") from None
         self._source.raised.append((name, text))
         number = RowErrorKind.RAISED + len(self._source.raised) - 1
         self._write(f"{OWN}fail({OWN}errors, {number}, {self._line})")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.loops.dialect import NotCompilable
+from penstock.loops.loop_expressions import OWN
 from penstock.pb import graph_pb2
 from penstock.storage.private_directories import make_private
 
@@ -41,6 +42,8 @@ def compiled_loop(spec: graph_pb2.CompiledLoop) -> Loop:
     signature = _signature(spec)
     try:
         function = _function(spec.source)
+        if why := _refused(function):
+            raise NotCompilable(why)
         try:
             loop = njit(signature, cache=True, nogil=True)(function)
         except RuntimeError as error:
@@ -49,7 +52,62 @@ def compiled_loop(spec: graph_pb2.CompiledLoop) -> Loop:
             loop = njit(signature, nogil=True)(function)
     except errors.NumbaError as error:
         raise _refusal(spec, str(error)) from error
+    mixed = _mixed_name(loop, spec)
+    if mixed:
+        why = (
+            f"{mixed} is sometimes an integer, sometimes a number with fractions or a boolean: let it be one of them "
+            "throughout, as 0.0 is for 0"
+        )
+        note = _note_of(function)
+        if Path(function.__code__.co_filename).exists():
+            _write(note, why)
+        raise NotCompilable(why)
     return loop
+
+
+def _mixed_name(loop: Any, spec: graph_pb2.CompiledLoop) -> str:
+    """A variable, with its line, that numba would take for one type though it is given several; "" = there is none.
+
+    What comes from the cache has been looked at when it was compiled.
+    """
+    from penstock.loops.operations.numbers import family
+
+    (compiled,) = loop.overloads.values()
+    if not hasattr(compiled.type_annotation, "typemap"):
+        return ""
+    types_of: dict[str, set[str]] = {}
+    for name, kind in compiled.type_annotation.typemap.items():
+        base = _unversioned(name)
+        if base.startswith("$phi") or not base.startswith((OWN, "$", "arg.")):
+            types_of.setdefault(base, set()).add(family(kind))
+    mixed = {name for name, kinds in types_of.items() if len(kinds & {"int", "float", "bool"}) > 1}
+    for block in compiled.type_annotation.blocks.values():
+        for statement in block.body:
+            target = getattr(getattr(statement, "target", None), "name", "")
+            base = _unversioned(target)
+            if base in mixed:
+                shown = f"{base!r}" if not base.startswith("$") else "what is chosen here"
+                return f"line {spec.lines[statement.loc.line - 1]}: {shown}"
+    return ""
+
+
+def _unversioned(name: str) -> str:
+    """What numba's names of one variable have in common: ``x`` and ``x.1``, ``$phi26.0`` and ``$phi26.0.1``."""
+    parts = name.split(".")
+    return ".".join(parts[: 2 if name.startswith(("$", "arg.")) else 1])
+
+
+def _note_of(function: Any) -> Path:
+    """Where it is kept that a loop is refused: what numba has compiled of it is kept as well, and looked at no more."""
+    return Path(function.__code__.co_filename).with_suffix(".refused")
+
+
+def _refused(function: Any) -> str:
+    """Why this loop was refused before; "" = it was not."""
+    try:
+        return _note_of(function).read_text()
+    except OSError:
+        return ""
 
 
 def _signature(spec: graph_pb2.CompiledLoop) -> tuple[Any, ...]:
@@ -107,16 +165,16 @@ def _directory() -> Path:
     return Path(home) / "penstock" / "loops"
 
 
-def _write(path: Path, source: str) -> None:
-    """Puts a loop where it is kept: whole, and only where it is not there as it should be."""
+def _write(path: Path, text: str) -> None:
+    """Puts a text where it is kept: whole, and only where it is not there as it should be."""
     try:
-        if path.read_text() == source:
+        if path.read_text() == text:
             return
     except FileNotFoundError:
         make_private(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".loop-")
     with os.fdopen(handle, "w") as file:
-        file.write(source)
+        file.write(text)
     Path(temporary).rename(path)
 
 

@@ -94,6 +94,7 @@ class FunctionShape:
         results: of its output, without event time.
         states: by attribute.
         constants: numbers by the name that the function reads: of its module, or ``self.limit``.
+        functions: of Python's by the name that the function calls: "math.floor" by ``floor``.
         has_event_time: rows have one.
     """
 
@@ -102,4 +103,5 @@ class FunctionShape:
     results: pa.Schema
     states: dict[str, StateShape]
     constants: dict[str, int | float | bool] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
     has_event_time: bool = False

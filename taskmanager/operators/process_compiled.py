@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from typing_extensions import override
 
 from common.elements import PAUSE, OperatorOutput
-from penstock.errors import TaskFailure
+from penstock.errors import TaskFailure, Unrecoverable
 from penstock.loops.loop_source import TIMER_CALLS
 from penstock.loops.loop_store import Loop, compiled_loop
 from penstock.loops.row_errors import row_error
@@ -156,7 +156,7 @@ class CompiledProcessOperator(ProcessOperator):
                 *arrays,
             )
             if compiled.has_timers:
-                self._ask_for_timers(slots, *given_back[-4:])
+                self._ask_for_timers(batch, given, slots, *given_back[-4:])
             emitted = self._emitted(batch, of_rows[:count], given_back)
             if errors[0]:
                 self._failed(batch, done, given)
@@ -193,14 +193,24 @@ class CompiledProcessOperator(ProcessOperator):
         self._call_failed(batch, index, error, given)
 
     def _ask_for_timers(
-        self, slots: Int64Array, count: int, kinds: Any, rows: Any, times: Any
+        self,
+        batch: pa.RecordBatch,
+        given: ProcessInput,
+        slots: Int64Array,
+        count: int,
+        kinds: Any,
+        rows: Any,
+        times: Any,
     ) -> None:
         ctx = self._ctx
         calls = [getattr(ctx.timers, name) for name in TIMER_CALLS]
         asked = (kinds[:count].tolist(), rows[:count].tolist(), times[:count].tolist())
         for kind, row, time_ms in zip(*asked, strict=True):
             ctx.slot, ctx.index = int(slots[row]), row
-            calls[kind](time_ms)
+            try:
+                calls[kind](time_ms)
+            except Unrecoverable as error:  # event time that the stream does not have
+                self._call_failed(batch, row, error, given)
         ctx.slot = None
 
     def _emitted(

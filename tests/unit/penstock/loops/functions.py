@@ -240,3 +240,11 @@ def totals(row: Any, state: Any, out: ps.Collector) -> None:
     """A plain function."""
     state.total.update(state.total.value() + row.a)
     out.emit(user=row.user, total=state.total.value())
+
+
+@ps.compiled
+class Asking(ps.KeyedProcessFunction):
+    """Asks for event time."""
+
+    def process(self, row: Any, ctx: Any, out: ps.Collector) -> None:
+        ctx.timers.event_time(row.a)

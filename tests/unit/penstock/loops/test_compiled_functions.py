@@ -18,6 +18,7 @@ import pytest
 import penstock as ps
 from penstock.testing import harness
 from tests.unit.penstock.loops import functions as own
+from tests.unit.penstock.loops import renamed_functions
 
 INTEGERS = [
     0,
@@ -273,3 +274,43 @@ def test_state_outlives_restarts_as_in_python(form: Form, backend: Any) -> None:
         results.append(rows)
     assert len(results[0]) > 500
     assert shown(results[1]) == shown(results[0])
+
+
+def test_names_are_what_they_are_in_the_module(form: Form) -> None:
+    """A variable is not the constant of that name, an alias is what it stands for, and the module's own is no built-in."""
+    schema = pa.schema([("user", pa.string()), ("a", pa.int64()), ("x", pa.float64())])
+    output = pa.schema([("user", pa.string()), ("n", pa.int64())])
+    rows = [{"user": "a", "a": a, "x": a + 0.5} for a in range(6)]
+    (wanted, _), (given, _) = ran(
+        form, renamed_functions.Renamed(), rows, schema, output, key="user"
+    )
+    assert [row["n"] for row in wanted] == [a * (a - 1) // 2 + a for a in range(6)]
+    assert given == wanted
+    form(False)
+    with harness(
+        renamed_functions.Rounded(), schema=schema, keys="user", output_schema=output
+    ) as running:
+        running.push_many(rows)
+        assert {row["n"] for row in running.take()} == {7}
+    form(True)
+    with pytest.raises(ps.JobRejected, match=r"round\(\) is not compiled"):
+        harness(renamed_functions.Rounded(), schema=schema, keys="user", output_schema=output)
+
+
+def test_event_time_that_is_not_there(form: Form) -> None:
+    """Timers of it say so in both forms."""
+    messages = []
+    schema = pa.schema([("user", pa.string()), ("a", pa.int64())])
+    output = pa.schema([("user", pa.string()), ("total", pa.int64()), ("at", pa.int64())])
+    for is_compiled in (False, True):
+        form(is_compiled)
+        with (
+            harness(
+                own.Asking(), schema=schema, keys="user", output_schema=output, event_time=False
+            ) as running,
+            pytest.raises(ps.JobFailed) as failed,
+        ):
+            running.push_many([{"user": "a", "a": 3}])
+        messages.append(str(failed.value).splitlines()[0])
+    assert "no input has event time" in messages[0]
+    assert messages[1] == messages[0]

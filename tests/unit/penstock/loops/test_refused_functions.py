@@ -60,6 +60,24 @@ REFUSED = [
     ("row = 3", "'row' cannot be given another value"),
     ("x = lambda: 3", "a function within it is not compiled"),
     ("x = ctx.key", "'user' is of type string"),
+    (
+        "x = row.a\nif row.x > 1.0:\n    x = 0.5\nout.emit(user=row.user, n=int(x))",
+        "'x' is sometimes an integer, sometimes",
+    ),
+    (
+        "x = row.a > 1\nif row.x > 1.0:\n    x = row.a\nout.emit(user=row.user, n=int(x))",
+        "'x' is sometimes an integer, sometimes",
+    ),
+    (
+        "x = row.a if row.x > 1.0 else 2.5\nout.emit(user=row.user, n=int(x))",
+        "what is chosen here is sometimes an integer",
+    ),
+    (
+        "x = (row.a or False)\nout.emit(user=row.user, n=int(x))",
+        "what is chosen here is sometimes an integer",
+    ),
+    ("x = max(row.a, 1)", "max() is not compiled"),
+    ("raise UnicodeDecodeError('x')", "is not made of a text alone"),
 ]
 
 
@@ -75,6 +93,9 @@ def test_what_is_not_compiled_is_refused_with_its_line(
 
         def other(x):
             return x
+
+        def max(a, b):
+            return a
 
         @ps.compiled
         class Function(ps.KeyedProcessFunction):
@@ -101,7 +122,7 @@ def test_what_is_not_compiled_is_refused_with_its_line(
     ), message
     (line,) = re.findall(r"line (\d+):", message)
     assert "written.py" in message
-    assert 14 <= int(line) <= 14 + body.count("\n") + 1, message
+    assert 17 <= int(line) <= 17 + body.count("\n") + 1, message
 
 
 def test_what_is_declared_wrongly() -> None:
