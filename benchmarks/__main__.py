@@ -14,6 +14,8 @@ from benchmarks import measure, state_benchmarks
 from benchmarks.measure import JobSettings
 from benchmarks.recovery import RecoverySettings, run_recovery
 from benchmarks.rescale import run_rescale
+from benchmarks.spark import ROWS as SPARK_ROWS
+from benchmarks.spark import run_spark
 from benchmarks.state_benchmarks import StateSettings
 from benchmarks.trickle import run_trickle
 from benchmarks.workloads import WORKLOADS
@@ -43,6 +45,7 @@ _STATE_WORKLOADS = {
     "alignment": state_benchmarks.run_alignment,
     "rescale": run_rescale,
 }
+_ROWS = 20_000_000
 _STATE_KEYS = {"numbers": 16_000_000, "objects": 4_000_000}
 _ALIGNED_KEYS = 100_000
 _COLUMNS = (
@@ -63,16 +66,18 @@ _COLUMNS = (
 @click.command()
 @click.argument(
     "workload",
-    type=click.Choice([*WORKLOADS, *_STATE_WORKLOADS, "recovery", "trickle", "limit", "all"]),
+    type=click.Choice(
+        [*WORKLOADS, *_STATE_WORKLOADS, "recovery", "spark", "trickle", "limit", "all"]
+    ),
 )
-@click.option("--rows", type=click.IntRange(1), default=20_000_000, show_default=True)
+@click.option("--rows", type=click.IntRange(1), help="20,000,000; of spark 50,000,000.")
 @click.option(
     "--keys", type=click.IntRange(1), help="1000; of state, about 1 GB of it, of recovery 500 MB."
 )
 @click.option(
     "--parallelism",
     type=click.IntRange(1),
-    help="1; checkpoint, restore, rescale, trickle 2; alignment, recovery 4.",
+    help="1; checkpoint, restore, rescale, spark, trickle 2; alignment, recovery 4.",
 )
 @click.option("--backend", type=click.Choice(["hashmap", "rocksdb"]), default="hashmap")
 @click.option("--checkpoint-interval", help='"1s", or "none" (alignment, recovery, trickle: 1s).')
@@ -106,7 +111,7 @@ _COLUMNS = (
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
 def main(
     workload: str,
-    rows: int,
+    rows: int | None,
     keys: int | None,
     parallelism: int | None,
     backend: str,
@@ -140,11 +145,13 @@ def main(
     elif workload == "trickle":
         settings = JobSettings(parallelism or 2, backend, checkpoint_interval or "1s")
         found = run_trickle(settings, rate or 500, repeat)
+    elif workload == "spark":
+        found = run_spark(rows or SPARK_ROWS, parallelism or 2, repeat)
     else:
         settings = JobSettings(
             parallelism or 1, backend, checkpoint_interval or "none", exchange or "pipelined"
         )
-        found = _results(workload, rows, keys or 1000, settings, skew, repeat, pairs=pairs)
+        found = _results(workload, rows or _ROWS, keys or 1000, settings, skew, repeat, pairs=pairs)
     results: list[dict[str, Any]] = []
     for result in found:
         if as_json:
@@ -156,7 +163,7 @@ def main(
 
 def _print_table(results: list[dict[str, Any]]) -> None:
     """One line per result; results with fields of their own one line per field."""
-    if results[0]["workload"] in {*_STATE_WORKLOADS, "recovery", "trickle"}:
+    if results[0]["workload"] in {*_STATE_WORKLOADS, "recovery", "spark", "trickle"}:
         table = Table("field", *(f"run {number + 1}" for number in range(len(results))), box=None)
         for name, first in results[0].items():
             if first is not None:

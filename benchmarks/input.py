@@ -80,6 +80,11 @@ def _keys(
     ]
 
 
+def input_batches(rows: int, keys: int, seed: int = 7) -> Iterator[pa.RecordBatch]:
+    """The rows of one part that is all of the input."""
+    return _batches(rows, keys, 0, 1, 0.0, seed)
+
+
 def read_batches(paths: list[Path]) -> Iterator[pa.RecordBatch]:
     """The batches of all parts, mapped into memory, one part after the other."""
     for path in paths:
