@@ -15,6 +15,8 @@ The rules, applied until nothing is added:
 
    A region stays if every edge over which it reads from restarted regions protects it.
 
+A failure of the whole job is one of all its regions but ``kept_stages``.
+
 A region of which nothing has been started is left alone, and so nothing is passed on by it. Each rule only ever
 adds regions, so the result is the least set that they allow, whatever the order.
 
@@ -143,6 +145,20 @@ def tasks_to_restart(
     restart = _Backtracking(regions, frozenset(missing), view).closure(failed)
     return frozenset(
         subtask for region in restart for subtask in region.subtasks if subtask in view.started
+    )
+
+
+def kept_stages(regions: RegionGraph, view: FailoverView) -> frozenset[SubtaskId]:
+    """Subtasks that a failure of the whole job is none of: all their work is done, and others read it from blocking
+    exchanges, of which no checkpoint holds what they have made.
+    """
+    return frozenset(
+        subtask
+        for region in regions.regions
+        if region.subtasks <= view.finished
+        and {g.edge.exchange for s in region.subtasks for g in regions.written_by(s)}
+        == {Exchange.BLOCKING}
+        for subtask in region.subtasks
     )
 
 

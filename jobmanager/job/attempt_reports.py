@@ -102,7 +102,8 @@ class AttemptReports:
                 # Others hold what follows the damaged checkpoint, and not what follows an older one.
                 failed = ALL
         is_free = bool(damaged) and was_starting
-        return Failed(cause, failed, tuple(self._blamed(event)), is_free=is_free)
+        missing = tuple(self._blamed(event))
+        return Failed(cause, failed, missing, is_free=is_free, goes_back=failed is ALL)
 
     def _blamed(self, event: job_events.AttemptReported) -> list[KeptOutput]:
         """The partition that a consumer could not read, unless it has been replaced meanwhile, is none that

@@ -18,7 +18,7 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.failover.adoption import adopted, pinned
 from jobmanager.failover.exceptions_history import ExceptionsHistory
-from jobmanager.failover.failover_strategy import FailoverView, tasks_to_restart
+from jobmanager.failover.failover_strategy import FailoverView, kept_stages, tasks_to_restart
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.rebuilt_regions import rebuilt_regions
 from jobmanager.failover.regions import KeptOutput, RegionGraph
@@ -156,6 +156,7 @@ class Failover:
         joins: bool,
         is_free: bool = False,
         resumes: bool = False,
+        goes_back: bool = False,
     ) -> Recovery:
         """Decides on a failure.
 
@@ -167,12 +168,12 @@ class Failover:
             joins: a restart has begun that it belongs to, unless no restart can mend it.
             is_free: it is restarted at once and not counted, unless no restart can mend it.
             resumes: an earlier JobManager has counted and noted it: what is left of its delay is waited for.
+            goes_back: to a checkpoint that is older than what others have gone on from.
         """
         delay_ms: int | None
         if resumes:
             delay_ms = self._strategy.rest_ms(now_ms)
-            restarted = self._graph.started if failed is ALL else self._restarted(failed, missing)
-            return Recovery(delay_ms, restarted, cause)
+            return Recovery(delay_ms, self._restarted(failed, missing, goes_back), cause)
         if (joins or is_free) and self._strategy.may_mend(cause):
             delay_ms = 0
             self._free_restarts += not joins
@@ -183,7 +184,7 @@ class Failover:
             cause = self._strategy.told(cause)
             self._note(cause, frozenset(), None, joined=False)
             return Recovery(None, frozenset(), cause)
-        restarted = self._graph.started if failed is ALL else self._restarted(failed, missing)
+        restarted = self._restarted(failed, missing, goes_back)
         self._note(cause, restarted, delay_ms, joined=joins)
         return Recovery(delay_ms, restarted, cause)
 
@@ -209,7 +210,10 @@ class Failover:
             self._is_cut = True
 
     def _restarted(
-        self, failed: Iterable[SubtaskId], missing: Iterable[KeptOutput]
+        self,
+        failed: Iterable[SubtaskId] | None,
+        missing: Iterable[KeptOutput],
+        goes_back: bool = False,
     ) -> frozenset[SubtaskId]:
         view = FailoverView(
             started=self._graph.started,
@@ -217,6 +221,8 @@ class Failover:
             is_available=self._partitions.is_available,
             not_repeated=self._pre_aggregating if self._is_cut else frozenset(),
         )
+        if failed is ALL:
+            failed = view.started if goes_back else view.started - kept_stages(self._regions, view)
         return tasks_to_restart(
             self._options.failover_strategy, self._regions, failed, missing, view
         )

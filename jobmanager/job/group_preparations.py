@@ -93,7 +93,8 @@ class GroupPreparations:
         newest = self._newest_of_others(group)
         if id < newest:
             message = f"checkpoint {newest}, which others go on from, cannot be read any more"
-            return [Failed(FailureCause("StoreCorrupt", message), ALL, is_free=True)]
+            cause = FailureCause("StoreCorrupt", message)
+            return [Failed(cause, ALL, is_free=True, goes_back=True)]
         parts.restored_checkpoint_id = group.restored_id = id
         if self._seeks_attempts:
             self._found, self._goes_back = restored, event.goes_back

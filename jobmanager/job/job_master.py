@@ -361,21 +361,21 @@ class JobMaster(JobMasterViews):
             cause = committed_already(cause)
         groups = self._parts.groups
         joined = groups.restarted_with(ALL if event.failed is ALL else event.failed | event.ended)
-        joins = joined is not None
         recovery = failover.decide(
             cause,
             event.failed,
             event.missing,
             now_ms,
-            joins=joins,
+            joins=joined is not None,
             is_free=event.is_free,
             resumes=event.resumes,
+            goes_back=event.goes_back,
         )
         if recovery.delay_ms is None:
             self.failure = recovery.cause
             self._stop(JobState.FAILING)
             return
-        is_known = joins or event.resumes
+        is_known = joined is not None or event.resumes
         self.failure = more_telling(self.failure, cause) if is_known else cause
         self._restart(joined, recovery.delay_ms, groups.concerned(event.failed, recovery.subtasks))
 

@@ -34,6 +34,7 @@ class Failed:
             not asked for it.
         ended: what has ended with it of what begins again anyway.
         resumes: it belongs to a restart that an earlier JobManager has counted.
+        goes_back: to a checkpoint that is older than what others have gone on from.
     """
 
     cause: FailureCause
@@ -42,6 +43,7 @@ class Failed:
     is_free: bool = False
     ended: frozenset[SubtaskId] = frozenset()
     resumes: bool = False
+    goes_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

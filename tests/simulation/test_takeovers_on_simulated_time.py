@@ -13,7 +13,7 @@ import random
 import pytest
 
 from tests.support.simulated_cluster import SimulatedCluster
-from tests.support.simulated_faults import _POINTS, Fault, Trigger
+from tests.support.simulated_faults import _POINTS, Fault, Faults, Trigger
 from tests.support.simulated_jobs import JOBS
 from tests.support.simulated_run import draw_run, simulate_run
 
@@ -45,6 +45,12 @@ def taken_over(seed: int) -> SimulatedCluster:
 def test_what_one_jobmanager_has_deployed_goes_on_under_the_next(first):
     for seed in range(first, first + SEEDS_PER_TEST):
         taken_over(seed)
+
+
+def test_a_job_that_nobody_has_taken_yet_is_submitted_to_the_next_jobmanager():
+    faults = Faults(triggers=(Trigger(Fault.JOBMANAGER_DIES, "step", 1, 0),))
+    cluster = simulate_run(dataclasses.replace(draw_run(0, "hashmap"), faults=faults), 0)
+    assert cluster.jobmanager_deaths == 1
 
 
 def test_the_seeds_cover_what_they_are_for():

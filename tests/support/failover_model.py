@@ -194,6 +194,17 @@ def is_protected(channel: Channel, reader: frozenset[SubtaskId], failure: Failur
     )
 
 
+def failing(model: Model, finished: frozenset[SubtaskId]) -> frozenset[SubtaskId]:
+    """Whom a failure of the whole job concerns: not who has done all its work, for readers of blocking exchanges only."""
+    writing = {channel.producer for channel in model.kept}
+    caching = {channel.producer for channel in model.kept if channel.edge.exchange in CACHING}
+    return frozenset(
+        subtask
+        for subtask, region in model.region_of.items()
+        if not region <= finished or region & caching or not region & writing
+    )
+
+
 def closure(model: Model, failure: Failure) -> frozenset[SubtaskId]:
     """The started subtasks of the regions that the rules demand, beginning with none."""
     restart: Regions = frozenset()

@@ -73,6 +73,7 @@ class SimulatedCluster:
     Attributes:
         rows: what its collect sinks brought back, by collect id.
         has_lost_rows: a JobManager has died with some of them.
+        is_submitted: a JobManager has told the client that it has the job.
         story: what happened, for whoever looks into a seed; ``story_columns`` draws it.
         orphan_checks: how often the store was seen at rest and compared with what HEAD names.
         adopted: subtasks that a JobManager has not had run again, since they were done before it.
@@ -100,6 +101,7 @@ class SimulatedCluster:
         self._names = itertools.count(1)
         self.rows: dict[str, list[pa.RecordBatch]] = {}
         self.has_lost_rows = False
+        self.is_submitted = False
         self.failure: client_pb2.FailureCause | None = None
         self.states: list[JobState] = []
         self.story: list[Moment] = []
@@ -156,7 +158,7 @@ class SimulatedCluster:
         self._slots_each = -(-needed // taskmanagers) + (1 if faults else 0)
         self._taskmanagers: dict[str, SimulatedTaskManager] = {}
         self._jobmanagers = 1
-        self._jobmanager = SimulatedJobManager(self, "JobManager", is_first=True)
+        self._jobmanager = SimulatedJobManager(self, "JobManager")
         for index in range(taskmanagers):
             self._start_taskmanager(f"tm{index}")
 
@@ -643,8 +645,6 @@ class SimulatedCluster:
 
     def _take_over(self) -> None:
         self._jobmanagers += 1
-        self._jobmanager = SimulatedJobManager(
-            self, f"JobManager.{self._jobmanagers}", is_first=False
-        )
+        self._jobmanager = SimulatedJobManager(self, f"JobManager.{self._jobmanagers}")
         self.failovers.begin_again()
         self._restarting("takes over: everything begins again")

@@ -18,7 +18,7 @@ from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.job.failover import ALL, Failover, Recovery
 from jobmanager.partitions.partition_tracker import PartitionTracker
-from tests.support.failover_model import Failure, Model, closure
+from tests.support.failover_model import Failure, Model, closure, failing
 from tests.support.simulated_groups import GroupAudit
 
 
@@ -74,6 +74,7 @@ class FailoverAudit:
             joins: bool,
             is_free: bool,
             resumes: bool,
+            goes_back: bool,
         ) -> Recovery:
             failed = failed if failed is ALL else frozenset(failed)
             missing = frozenset(missing)
@@ -87,10 +88,12 @@ class FailoverAudit:
                 joins=joins,
                 is_free=is_free,
                 resumes=resumes,
+                goes_back=goes_back,
             )
             if recovery.delay_ms is not None:
                 graph, partitions = failover._graph, failover._partitions
-                self._check(recovery, failed, missing, graph, partitions)
+                whole = failed is ALL and goes_back
+                self._check(recovery, failed, missing, graph, partitions, is_whole=whole)
                 if resumes:
                     self._check_rest(recovery.delay_ms)
                 else:
@@ -119,14 +122,17 @@ class FailoverAudit:
         missing: frozenset[KeptOutput],
         graph: ExecutionGraph,
         partitions: PartitionTracker,
+        *,
+        is_whole: bool,
     ) -> None:
         expected = graph.started
-        if failed is not ALL and self._strategy is FailoverStrategyName.REGION:
+        if not is_whole and self._strategy is FailoverStrategyName.REGION:
             held = {channel.partition for channel in self._model.kept}
+            finished = graph.in_state(AttemptState.FINISHED)
             failure = Failure(
-                failed=failed,
+                failed=failing(self._model, finished) if failed is ALL else failed,
                 started=graph.started,
-                finished=graph.in_state(AttemptState.FINISHED),
+                finished=finished,
                 available=frozenset(filter(partitions.is_available, held)),
                 missing=missing,
             )

@@ -41,6 +41,7 @@ class JobManagerHost(ProcessHost, Protocol):
     rpc: SimulatedRpc
     rows: dict[str, list[pa.RecordBatch]]
     has_lost_rows: bool
+    is_submitted: bool
 
     def open_jobmanager_store(self) -> StoreAccess:
         """The checkpoint store, for one more JobManager."""
@@ -57,16 +58,13 @@ class SimulatedJobManager:
 
     Args:
         name: unlike that of any other process of the simulation.
-        is_first: the job is submitted to it; else it finds the job.
-
     Attributes:
         unanswered: requests for checkpoints that wait for their answers.
     """
 
-    def __init__(self, host: JobManagerHost, name: str, *, is_first: bool) -> None:
+    def __init__(self, host: JobManagerHost, name: str) -> None:
         self._host = host
         self.name = name
-        self._is_first = is_first
         self.port = JOBMANAGER_PORT
         self.store = host.open_jobmanager_store()
         self.lock: DirectoryLock | None = None
@@ -84,8 +82,9 @@ class SimulatedJobManager:
         host = self._host
         directory = host.work_directory / "jobmanager"
         async with serving(host.config, directory, host.loop) as self.running:
-            if self._is_first:
+            if not host.is_submitted:  # the client asks the next one until it is answered
                 await self.running.dispatcher.submit(JOB_ID, host.graph)
+                host.is_submitted = True
             for collect_id in self.record.collect_limits if self.record else ():
                 self.loop.create_task(self._fetch(collect_id))
             await self._stop.wait()

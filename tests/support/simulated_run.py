@@ -74,6 +74,7 @@ def draw_run(seed: int, backend: str, job: str = "") -> Run:
     draws = random.Random(seed)
     world = World(f"seed {seed}")
     named = [made for made in (*ALL_JOBS, *LOADING_JOBS) if made.__name__ == job]
+    assert named or not job, f"there is no job {job!r}"
     make = draws.choice(named or ALL_JOBS)
     made = make(
         f"seed {seed}",

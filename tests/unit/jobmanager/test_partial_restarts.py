@@ -698,6 +698,40 @@ def test_a_damaged_checkpoint_restarts_everything() -> None:
     assert deployed(effects) == "a0 a1 b0 b1"
 
 
+@pytest.mark.parametrize("strategy", ["region", "full"])
+def test_a_failure_of_the_whole_job_leaves_alone_what_is_kept_of_stages_that_are_done(
+    strategy: str,
+) -> None:
+    """Aim: a reader that has read a part of it goes on; rows that were made again need not be the same ones."""
+    story = Story(
+        drawn("a:2 b:1 c:1 d:1", "a>b hash blocking", "c>d hash caching"),
+        checkpoints=True,
+        strategy=FailoverStrategyName(strategy),
+    )
+    finished_stage(story, "a0 a1")
+    story.run("b0 c0 d0")
+    story.report("c0", FINISHED)
+    read = RestoredRead(subtask("b0"), "a>b", 0, story.key("a0").attempt, rows=10)
+    begun = subtasks("a0 a1 b0 c0 d0")
+    story.restored = RestoredCheckpoint(1, subtasks("a0 a1 c0"), reads=(read,), subtasks=begun)
+    story.do(job_events.FailureRequested(CAUSE))
+    effects = story.due()
+    if strategy == "full":
+        assert story.master.state is JobState.FAILED
+    else:
+        assert deployed(effects) == "b0 c0 d0"
+
+
+def test_a_stage_that_is_lost_begins_again_with_the_whole_job() -> None:
+    """What the lost stage had read was released when it was done, and is made again as well."""
+    story = Story(drawn("a:1 b:1 c:1", "a>b hash blocking", "b>c hash blocking"))
+    finished_stage(story, "a0")
+    finished_stage(story, "b0")
+    story.run("c0")
+    story.lose("b0")
+    assert deployed([*story.do(job_events.FailureRequested(CAUSE)), *story.due()]) == "a0"
+
+
 def test_an_older_checkpoint_that_is_damaged_leaves_the_newest_alone() -> None:
     """a0 goes on from checkpoint 3, a1 from checkpoint 5."""
     story = Story(drawn("a:2 b:2", "a>b forward pipelined"), checkpoints=True)
@@ -831,7 +865,9 @@ def test_nobody_is_asked_twice_what_was_done() -> None:
     story.do(located("h0:a0#3", "h1:a1#2"))
     story.run("b0 b1")
     before = len(story.effects)
-    story.do(job_events.FailureRequested(CAUSE))
+    damaged = FailureCause("StoreCorrupt", "chk-7/x was altered", vertex="b")
+    story.restored = None
+    story.do(job_events.AttemptReported(story.key("b0"), AttemptState.FAILED, damaged))
     story.due()
     assert deployed(story.effects[before:]) == "a0 a1"
     assert not [e for e in story.effects[before:] if isinstance(e, job_effects.LocatePartitions)]
