@@ -13,6 +13,7 @@ from taskmanager.kernels.compiled_rows import (
     slice_starts,
     value_bounds,
 )
+from taskmanager.kernels.compiled_sessions import join_sessions
 from taskmanager.kernels.compiled_table import (
     find_bytes,
     find_fixed,
@@ -52,6 +53,7 @@ __all__ = [
     "find_fixed",
     "hash_bytes",
     "hash_words",
+    "join_sessions",
     "mark_seen",
     "partition",
     "rehash",

@@ -327,6 +327,45 @@ class Kernels(KeyLoops, Protocol):
         """Stable order of rows by channel, and the channels' bounds; a bad row's index, or -1."""
         ...
 
+    def join_sessions(
+        self,
+        order: Int64Array,
+        keys: Int64Array,
+        times: Int64Array,
+        first_row: int,
+        gap: int,
+        version: int,
+        steps_max: int,
+        table: tuple[Int64Array, ...],
+        fired: BoolArray,
+        fresh: Int64Array,
+        found: tuple[Int64Array, ...],
+    ) -> int:
+        """Puts rows into the sessions of their keys (``SessionTable``), one after the other.
+
+        A row touches one session or two, or opens one. Of two the earlier one stays. An absorbed session is
+        no longer in the chain, and is what rows before may have in ``of_row``.
+
+        Args:
+            order: int64[n] the rows in which order; those from ``first_row`` on.
+            keys: int64[n], indices into ``head``.
+            times: int64[n].
+            steps_max: gives up when so many sessions were passed on the way to others.
+            table: head (by key its latest session, -1 = none); by session start, end, key, earlier, later,
+                the versions in which it changed and has got its start.
+            fired: bool by session.
+            fresh: int64[n] numbers for new sessions.
+            found: filled: of_row (int64[n], the session of each row); absorbed (int64[n]) sessions that
+                became part of others, and absorbing, these, which may be absorbed later; dead_keys and
+                dead_starts (int64[2 n]) that sessions had before this version, and have no longer; and
+                counts (int64[4]), moved on: used numbers of ``fresh``, absorbed sessions, the dead; the
+                smallest end of sessions that have got rows.
+
+        Returns:
+            How many rows of ``order`` are done.
+        """
+        ...
+
     def add_word_bits(self, words: Int64Array, seed: int, bits: UInt64Array) -> None:
         """Adds to ``bits`` (uint64[n]) what int64[n] words of a column contribute to their rows.
 

@@ -35,6 +35,7 @@ RECORDS_IN = types.Array(types.int64, 2, "C", readonly=True)
 INT64S = types.int64[::1]
 UINT64S = types.uint64[::1]
 BYTES = types.uint8[::1]
+BOOLS = types.boolean[::1]
 RECORDS = types.int64[:, ::1]
 UINT64_RECORDS = types.uint64[:, ::1]
 FLOAT64_RECORDS = types.float64[:, ::1]

@@ -89,12 +89,12 @@ class _SessionWindowOperator(Operator):
         )
 
     def _add(self, batch: pa.RecordBatch, keys: Int64Array, times: Int64Array) -> Int64Array:
-        """Adds rows; returns the sessions that have got some."""
+        """Adds rows; returns the session of each."""
         update = self._sessions.add(keys, times)
         if len(update.source):
             self._contents.merge(update.source, update.target)
         self._contents.add(update.of_row, batch)
-        return update.touched
+        return update.of_row
 
     def _advance(self, time_ms: int) -> Iterator[OperatorOutput]:
         """Fires the sessions that are over, then moves time on."""
@@ -158,9 +158,9 @@ class EventTimeSessionOperator(_SessionWindowOperator):
                 keys, times = keys[~is_late], times[~is_late]
                 if not len(times):
                     return
-        touched = self._add(batch, keys, times)
+        sessions = self._add(batch, keys, times)
         if self._lateness_ms:
-            over = touched[self._sessions.ends(touched) - 1 <= self._watermark_ms]
+            over = np.unique(sessions[self._sessions.ends(sessions) - 1 <= self._watermark_ms])
             if len(over):
                 yield from self._fire(self._sessions.by_end(over))
 

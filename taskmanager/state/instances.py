@@ -30,12 +30,16 @@ class NumberPool:
 
     def allocate(self, count: int) -> Int64Array:
         """``count`` different numbers that are not in use."""
+        numbers = self.following(count)
         reused = min(count, len(self._free))
-        split = len(self._free) - reused
-        numbers = np.append(self._free[split:], np.arange(count - reused) + self.bound)
-        self._free = self._free[:split]
+        self._free = self._free[: len(self._free) - reused]
         self.bound += count - reused
         return numbers
+
+    def following(self, count: int) -> Int64Array:
+        """What ``allocate`` gives out next, one after the other."""
+        free = self._free[::-1][:count]
+        return np.append(free, np.arange(self.bound, self.bound + count - len(free)))
 
     def release(self, numbers: Int64Array) -> None:
         """Takes numbers back."""

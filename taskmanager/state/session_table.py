@@ -1,8 +1,7 @@
 """The open sessions of all keys: intervals of time that grow together when they touch.
 
 Sessions of one key are disjoint and do not touch. They are chained from the latest to the earliest, so
-that a batch looks only at those that are not over before its first row of that key. Everything is done
-for a whole batch at once, with a number of array operations that does not depend on its rows.
+that a row looks only at those that begin behind it, and at one or two more.
 
 What the sessions hold is part of the table, by number. In a snapshot a session is known by its key and
 its start: a session whose start changes, or that becomes part of another, leaves a tombstone.
@@ -15,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import BoolArray, Int64Array
+from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.kernels.tombstones import Tombstones
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.keyed_rows import MakeColumns
@@ -30,6 +31,8 @@ from taskmanager.state.slot_arrays import grown
 from taskmanager.state.snapshot_table import RestoredPart
 
 _NEVER = np.int64(2**63 - 1)
+_STEPS_PER_ROW: Final = 8
+"""So many sessions on the way to its own may a row cost, on the average of a batch that is not sorted."""
 
 _START = pa.field("start", pa.int64())
 _END = pa.field("end", pa.int64())
@@ -42,15 +45,13 @@ class SessionUpdate:
 
     Attributes:
         of_row: int64[n], the session of each row.
-        source: sessions that became part of others, and are no more.
+        source: sessions with earlier rows that became part of others, and are no more.
         target: those others, one per source.
-        touched: sessions that have got rows, different ones.
     """
 
     of_row: Int64Array
     source: Int64Array
     target: Int64Array
-    touched: Int64Array
 
 
 class SessionTable(KeyedTable):
@@ -143,83 +144,41 @@ class SessionTable(KeyedTable):
             keys: int64[n] of ``key_indices``.
             times: int64[n] milliseconds.
         """
-        order = np.lexsort((times, keys))
-        sorted_keys, sorted_times = keys[order], times[order]
-        is_first = np.ones(len(order), np.bool_)
-        is_first[1:] = (np.diff(sorted_keys) != 0) | (np.diff(sorted_times) > self._gap_ms)
-        firsts = np.flatnonzero(is_first)
-        lasts = np.append(firsts[1:], len(order)) - 1
-        new_keys, new_starts = sorted_keys[firsts], sorted_times[firsts]
-        new_ends = sorted_times[lasts] + self._gap_ms
-
-        met, rest_of, key_list = self._met(new_keys, new_starts)
-        all_keys = np.concatenate((new_keys, self._key[met]))
-        starts = np.concatenate((new_starts, self._start[met]))
-        ends = np.concatenate((new_ends, self._end[met]))
-        numbers = np.concatenate((np.full(len(firsts), -1, np.int64), met))
-
-        component, by_start, is_head = _components(all_keys, starts, ends)
-        heads = np.flatnonzero(is_head)
-        component_keys = all_keys[by_start[heads]]
-        component_starts = starts[by_start[heads]]
-        component_ends = np.full(len(heads), -_NEVER, np.int64)
-        np.maximum.at(component_ends, component, ends)
-
-        session = self._sessions_of(component, numbers, len(heads))
-        is_source = (numbers >= 0) & (session[component] != numbers)
-        source, target = numbers[is_source], session[component[is_source]]
-
-        touched = np.unique(component[: len(firsts)])
-        touched_sessions = session[touched]
-        is_moved = self._start[touched_sessions] != component_starts[touched]
-        self._bury(np.append(source, touched_sessions[is_moved]))
-        self._started_in[touched_sessions[is_moved]] = self._version
-        self._touch(touched_sessions)
-        self._key[session] = component_keys
-        self._start[session] = component_starts
-        self._end[session] = component_ends
-        self._fired[touched_sessions] = False
-        self._chain(session, component_keys, key_list, rest_of)
+        rows = len(keys)
+        fresh = self.numbers.following(rows)
+        self._reserve(int(fresh.max(initial=-1)) + 1)
+        of_row, absorbed, absorbing = np.empty((3, rows), np.int64)
+        dead_keys, dead_starts = np.empty((2, 2 * rows), np.int64)
+        counts = np.array([0, 0, 0, _NEVER])
+        found = of_row, absorbed, absorbing, dead_keys, dead_starts, counts
+        table = (
+            *(self._head, self._start, self._end, self._key, self._earlier, self._later),
+            *(self._changed_in, self._started_in),
+        )
+        order = np.arange(rows)
+        done, steps_max = 0, _STEPS_PER_ROW * rows
+        while done < rows:
+            if done:
+                # Long chains, and rows that jump about in them: by time, they go along each chain once.
+                rest = order[done:]
+                order[done:] = rest[np.lexsort((times[rest], keys[rest]))]
+                steps_max = int(_NEVER)
+            done = process_kernels().join_sessions(
+                *(order, keys, times, done, self._gap_ms, self._version, steps_max),
+                *(table, self._fired, fresh, found),
+            )
+        used, merged, dead, soonest = counts.tolist()
+        self._last_change = self._version
+        self._count += len(self.numbers.allocate(used))
+        self._bury(dead_keys[:dead], dead_starts[:dead])
+        self._first_end_to_fire = min(self._first_end_to_fire, soonest)
+        self._first_end_to_expire = min(self._first_end_to_expire, soonest)
+        if not merged:
+            return SessionUpdate(of_row, absorbed[:0], absorbing[:0])
+        source, target = absorbed[:merged], _last_of(absorbed[:merged], absorbing[:merged])
         self._release(source)
-        earliest = int(component_ends[touched].min())
-        self._first_end_to_fire = min(self._first_end_to_fire, earliest)
-        self._first_end_to_expire = min(self._first_end_to_expire, earliest)
-
-        of_row = np.empty(len(order), np.int64)
-        of_row[order] = session[component[np.cumsum(is_first) - 1]]
-        return SessionUpdate(of_row, source, target, touched_sessions)
-
-    def _met(
-        self, new_keys: Int64Array, new_starts: Int64Array
-    ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """The sessions that new ones may touch: those that do not end before a key's first row.
-
-        Returns:
-            These sessions; per key of the batch the latest session that is over before; the keys.
-        """
-        is_first = np.ones(len(new_keys), np.bool_)
-        is_first[1:] = np.diff(new_keys) != 0
-        keys, earliest = new_keys[is_first], new_starts[is_first]
-        rest_of = self._head[keys]
-        met: list[Int64Array] = []
-        looking = np.flatnonzero(rest_of >= 0)
-        while len(looking):
-            current = rest_of[looking]
-            near = self._end[current] >= earliest[looking]
-            looking, current = looking[near], current[near]
-            met.append(current)
-            rest_of[looking] = self._earlier[current]
-            looking = looking[rest_of[looking] >= 0]
-        return np.concatenate(met) if met else np.empty(0, np.int64), rest_of, keys
-
-    def _sessions_of(self, component: Int64Array, numbers: Int64Array, count: int) -> Int64Array:
-        """The session of each component: one that it contains, else a new one."""
-        session = np.full(count, -1, np.int64)
-        known = numbers >= 0
-        session[component[known]] = numbers[known]
-        new = np.flatnonzero(session < 0)
-        session[new] = self._new_sessions(len(new))
-        return session
+        is_old = ~np.isin(source, fresh[:used])
+        return SessionUpdate(_replaced(of_row, source, target), source[is_old], target[is_old])
 
     def _new_sessions(self, count: int) -> Int64Array:
         numbers = self.numbers.allocate(count)
@@ -227,29 +186,6 @@ class SessionTable(KeyedTable):
         self._reserve(self.numbers.bound)
         self._started_in[numbers] = self._version
         return numbers
-
-    def _chain(
-        self,
-        session: Int64Array,
-        component_keys: Int64Array,
-        keys: Int64Array,
-        rest_of: Int64Array,
-    ) -> None:
-        """Links the sessions, which come sorted by key and start, in front of each key's rest."""
-        is_first = np.ones(len(session), np.bool_)
-        is_first[1:] = np.diff(component_keys) != 0
-        is_last = np.append(is_first[1:], True)
-        earlier = np.empty(len(session), np.int64)
-        earlier[1:] = session[:-1]
-        earlier[is_first] = rest_of
-        later = np.empty(len(session), np.int64)
-        later[:-1] = session[1:]
-        later[is_last] = -1
-        self._earlier[session] = earlier
-        self._later[session] = later
-        has_rest = rest_of >= 0
-        self._later[rest_of[has_rest]] = session[is_first][has_rest]
-        self._head[keys] = session[is_last]
 
     def due(self, watermark_ms: int) -> Int64Array:
         """Sessions that end at or before watermark + 1 and have not fired, by their end.
@@ -293,7 +229,8 @@ class SessionTable(KeyedTable):
         """
         if not len(sessions):
             return
-        self._bury(sessions)
+        known = sessions[self._started_in[sessions] < self._version]
+        self._bury(self._key[known], self._start[known])
         later = self._later[sessions]
         self._earlier[later[later >= 0]] = -1
         ended = self._key[sessions[later < 0]]
@@ -315,11 +252,10 @@ class SessionTable(KeyedTable):
         """A time at or before the end of the first session that is to fire, None = there is none."""
         return None if self._first_end_to_fire == _NEVER else self._first_end_to_fire
 
-    def _bury(self, sessions: Int64Array) -> None:
-        """Leaves tombstones for sessions that snapshots may know by their start."""
-        known = sessions[self._started_in[sessions] < self._version]
-        if len(known):
-            dead = self._identity(known)
+    def _bury(self, keys: Int64Array, starts: Int64Array) -> None:
+        """Leaves tombstones for sessions that snapshots may know by their key and start."""
+        if len(keys):
+            dead = [*self._keys.key_columns(keys), pa.array(starts)]
             self._dead.bury(self._version, dead, sum(column.nbytes for column in dead))
             self._last_change = self._version
 
@@ -357,6 +293,16 @@ class SessionTable(KeyedTable):
         """Forgets the tombstones up to that version."""
         self._dead.forget(version)
 
+    def _chain(self, sessions: Int64Array) -> None:
+        """Links the sessions of keys that have no others, which come sorted by key and start."""
+        keys = self._key[sessions]
+        is_last = np.append(keys[1:] != keys[:-1], True)
+        assert (self._head[keys[is_last]] < 0).all(), "a key was restored from two snapshots"
+        self._head[keys[is_last]] = sessions[is_last]
+        self._earlier[sessions] = self._later[sessions] = -1
+        before, after = sessions[:-1][~is_last[:-1]], sessions[1:][~is_last[:-1]]
+        self._earlier[after], self._later[before] = before, after
+
     def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
         """Adds restored sessions; all of a key come in one call."""
         loaded: list[Int64Array] = []
@@ -372,34 +318,23 @@ class SessionTable(KeyedTable):
         if not loaded:
             return
         sessions = np.concatenate(loaded)
-        keys = self._key[sessions]
-        order = np.lexsort((self._start[sessions], keys))
-        different = np.unique(keys)
-        assert (self._head[different] < 0).all(), "a key was restored from two snapshots"
-        self._chain(sessions[order], keys[order], different, self._head[different])
+        self._chain(sessions[np.lexsort((self._start[sessions], self._key[sessions]))])
         ends, fired = self._end[sessions], self._fired[sessions]
         first_to_fire = int(ends[~fired].min(initial=_NEVER))
         self._first_end_to_fire = min(self._first_end_to_fire, first_to_fire)
         self._first_end_to_expire = min(self._first_end_to_expire, int(ends.min()))
 
 
-def _components(
-    keys: Int64Array, starts: Int64Array, ends: Int64Array
-) -> tuple[Int64Array, Int64Array, BoolArray]:
-    """Groups intervals of one key that touch each other, directly or through others.
+def _last_of(source: Int64Array, target: Int64Array) -> Int64Array:
+    """What each has become part of in the end, where targets became part of others later."""
+    last: dict[int, int] = {}
+    for one, other in zip(reversed(source.tolist()), reversed(target.tolist()), strict=True):
+        last[one] = last.get(other, other)
+    return np.array([last[one] for one in source.tolist()])
 
-    Returns:
-        Per interval the number of its group; the intervals' order by key and start, in which groups
-        are numbered; and per interval of that order whether it is the first of its group.
-    """
-    by_start = np.lexsort((starts, keys))
-    by_end = np.lexsort((ends, keys))
-    # The rank of (key, end): its running maximum stays within a key, as ranks rise from key to key.
-    rank = np.empty(len(keys), np.int64)
-    rank[by_end] = np.arange(len(keys))
-    furthest = ends[by_end[np.maximum.accumulate(rank[by_start])]]
-    is_head = np.ones(len(keys), np.bool_)
-    is_head[1:] = (np.diff(keys[by_start]) != 0) | (starts[by_start][1:] > furthest[:-1])
-    component = np.empty(len(keys), np.int64)
-    component[by_start] = np.cumsum(is_head) - 1
-    return component, by_start, is_head
+
+def _replaced(values: Int64Array, source: Int64Array, target: Int64Array) -> Int64Array:
+    """The values, with ``target[i]`` for each ``source[i]``."""
+    order = np.argsort(source)
+    places = np.minimum(np.searchsorted(source[order], values), len(source) - 1)
+    return np.where(source[order][places] == values, target[order][places], values)

@@ -14,6 +14,7 @@ from tests.support.kernel_twins.rows import (
     slice_starts,
     value_bounds,
 )
+from tests.support.kernel_twins.sessions import join_sessions
 from tests.support.kernel_twins.table import (
     distinct_bytes,
     distinct_fixed,
@@ -47,6 +48,7 @@ __all__ = [
     "find_fixed",
     "hash_bytes",
     "hash_words",
+    "join_sessions",
     "mark_seen",
     "partition",
     "rehash",
