@@ -78,7 +78,7 @@ restore-matrix: setup ## Start jobs again from all that they may have kept, with
 	@PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 2 --dist loadfile tests/integration/test_restore_matrix.py \
 	  tests/integration/test_changed_backend.py tests/integration/test_nexmark_rescaled.py tests/integration/test_golden_set.py
 
-large: setup ## Columns of more than 2 GiB: needs 10 GB of memory
+large: setup servers ## Columns of more than 2 GiB, big clusters, a thousand jobs: needs 10 GB of memory
 	@$(BIN)/python -m pytest -m large tests/large
 
 check: format-check lint type proto-check docs-check test ## What CI runs

@@ -2,7 +2,7 @@
 
 Every log is opened for appending, so it can be cut under its writers: what is there moves to a file with ``.1`` behind
 its name, in place of what that held, and the log begins anew. (Lines that come in between are lost, as with
-logrotate's ``copytruncate``.) Where all logs together are too large, those that were written to longest ago go first; one
+logrotate's ``copytruncate``.) Where all logs together are too large, or too many, those that were written to longest ago go first; one
 that may still be written to is emptied instead, since a file without a name would grow unseen.
 """
 
@@ -21,6 +21,8 @@ _INTERVAL_S = 2.0
 _SHARE_MAX = 8
 """One file is cut when it is larger than this part of the whole: it and what was cut are a quarter."""
 _BLOCK_BYTES = 4096
+FILES_MAX = 10_000
+"""Each is looked at every time: small jobs leave small logs, and the time and memory of that has a bound as well."""
 
 
 class LogKeeper:
@@ -68,12 +70,12 @@ class LogKeeper:
             found.append((status.st_mtime, size_bytes, path))
         # Also an empty file takes its place in a directory.
         found = [(time, max(size, _BLOCK_BYTES), path) for time, size, path in found]
-        total_bytes = sum(size for _, size, _ in found)
+        total_bytes, count = sum(size for _, size, _ in found), len(found)
         for _, size_bytes, path in sorted(found):
-            if total_bytes <= self._size_max_bytes:
+            if total_bytes <= self._size_max_bytes and count <= FILES_MAX:
                 return
             self._remove(path)
-            total_bytes -= size_bytes
+            total_bytes, count = total_bytes - size_bytes, count - 1
 
     def _cut(self, path: Path) -> None:
         part = path.with_name(f"{path.name}.part")

@@ -99,6 +99,7 @@ class DispatcherRunner:
             cluster,
             clock,
             self._start,
+            results.forget,
             is_alone=config.high_availability_type == "none",
         )
         self._recovery = RecoveryRunner(
@@ -236,12 +237,7 @@ class DispatcherRunner:
             shares_spill=self._cluster.partitions.shared is not None,
         )
 
-    def _begin(
-        self,
-        job: JobDescription,
-        submitted_at_ms: int,
-        options: JobOptions,
-    ) -> JobRecord:
+    def _begin(self, job: JobDescription, submitted_at_ms: int, options: JobOptions) -> JobRecord:
         job_id = job.job_id
         runner = JobMasterRunner(
             job,

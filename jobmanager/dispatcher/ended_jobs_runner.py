@@ -43,6 +43,7 @@ class EndedJobsRunner:
         cluster: removes hidden output.
         clock: where the time comes from.
         start: runs something beside, until the JobManager ends.
+        forget: a job is not listed any more.
         is_alone: no other JobManager can have its jobs.
     """
 
@@ -54,6 +55,7 @@ class EndedJobsRunner:
         cluster: ClusterRunner,
         clock: Clock,
         start: Callable[[Coroutine[None, None, None]], None],
+        forget: Callable[[str], None],
         *,
         is_alone: bool,
     ) -> None:
@@ -63,6 +65,7 @@ class EndedJobsRunner:
         self._cluster = cluster
         self._clock = clock
         self._start = start
+        self._forget = forget
         self._is_alone = is_alone
         self._noting: dict[str, asyncio.Future[None]] = {}
         """Jobs whose end is not stored yet; done once it is."""
@@ -161,6 +164,7 @@ class EndedJobsRunner:
         evicted = self._jobs.surplus()
         for job_id in evicted:
             job = self._jobs.pop(job_id)
+            self._forget(job_id)
             if job.is_clean:
                 self._start(self._remove(job.record))
         self._jobs.count()

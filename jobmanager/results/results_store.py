@@ -46,6 +46,7 @@ class _Results:
         self.dropped = False
         self.reading = False
         self.taken = False
+        self.forgotten = False
 
     def wake(self) -> None:
         changed, self.changed = self.changed, asyncio.Event()
@@ -109,10 +110,13 @@ class ResultsStore:
         self._shrink()
 
     def forget(self, job_id: str) -> None:
-        """The job is no longer known."""
+        """The job is no longer known; who reads its rows gets the rest of them."""
         self.end(job_id)
         for key in [key for key in self._results if key[0] == job_id]:
-            self._results.pop(key).buffer.clear()
+            results = self._results.pop(key)
+            results.forgotten = True
+            if not results.reading:
+                results.buffer.clear()
 
     async def push(
         self,
@@ -210,6 +214,8 @@ class ResultsStore:
                     await results.changed.wait()
         finally:
             results.reading = False
+            if results.forgotten:
+                results.buffer.clear()
 
     def _shrink(self) -> None:
         idle = [results for results in self._results.values() if results.ended]

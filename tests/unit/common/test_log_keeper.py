@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from common import log_keeper
 from common.log_keeper import LogKeeper
 
 SIZE_MAX = 400_000
@@ -48,3 +51,17 @@ def test_the_oldest_logs_go_first_and_those_in_use_stay(tmp_path: Path) -> None:
     left = sorted(int(path.name.removeprefix("job")) for path in tmp_path.iterdir())
     assert left == [0, *range(left[1], 20)]
     assert (tmp_path / "job0" / "open.log").stat().st_size == 0
+
+
+def test_there_are_never_more_than_can_be_looked_at_every_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_keeper, "FILES_MAX", 10)
+    for number in range(30):
+        path = tmp_path / f"{number}.log"
+        path.write_text("one line\n")
+        os.utime(path, (number, number))
+    keeper(tmp_path, {"0.log"}).look()
+    left = sorted(int(path.stem) for path in tmp_path.iterdir())
+    assert left == [0, *range(20, 30)], "the newest, and the one in use"
+    assert (tmp_path / "0.log").stat().st_size == 0

@@ -462,6 +462,8 @@ def test_the_jobs_that_ended_first_are_forgotten_first(cluster_of: Any, make_gra
             await cluster.wait_for(third, "RUNNING")
             known = [record.job_id for record in cluster.jobmanager.dispatcher.records()]
             assert known == [long, third]
+            held = {job_id for job_id, _ in cluster.jobmanager.dispatcher._results._results}
+            assert held <= {long, third}, "nothing is kept of rows that nobody can ask for any more"
 
     run(scenario)
 

@@ -306,6 +306,25 @@ def test_rows_nobody_fetches_are_bounded_and_a_sink_has_one_reader(
     asyncio.run(scenario())
 
 
+def test_who_reads_rows_of_a_job_that_is_forgotten_gets_all_of_them() -> None:
+    async def scenario() -> None:
+        store = ResultsStore()
+        store.open("j", {"c": 0})
+        for sequence in range(3):
+            chunk = client_pb2.ResultChunk(sequence=sequence, arrow=ipc([sequence]))
+            await store.push("j", "c", chunk, 1)
+        store.end("j", is_finished=True)
+        fetch = aiter(store.fetch("j", "c"))
+        got = [rows((await anext(fetch)).arrow)]
+        store.forget("j")
+        got += [rows(chunk.arrow) async for chunk in fetch]
+        assert got == [[0], [1], [2]]
+        with pytest.raises(StoreNotFound):
+            await anext(aiter(store.fetch("j", "c")))
+
+    asyncio.run(scenario())
+
+
 def test_what_a_fetch_that_broke_off_has_taken_is_missed_aloud() -> None:
     async def scenario() -> None:
         store = ResultsStore()
