@@ -148,6 +148,7 @@ class HeldAttempt(_message.Message):
     FOUND_FIELD_NUMBER: _builtins.int
     GIVEN_FIELD_NUMBER: _builtins.int
     IS_INCOMPLETE_FIELD_NUMBER: _builtins.int
+    SAVEPOINT_ID_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     """The leader under which that was started."""
     state: _client_pb2.AttemptState.ValueType
@@ -157,6 +158,8 @@ class HeldAttempt(_message.Message):
     side_loaded: _builtins.bool
     is_incomplete: _builtins.bool
     """There were more splits than are kept here: the attempt cannot be gone on with."""
+    savepoint_id: _builtins.int
+    """The newest savepoint that it was told to take, where no checkpoint has been completed since; 0 = none."""
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -197,10 +200,11 @@ class HeldAttempt(_message.Message):
         found: _abc.Iterable[Global___SplitsDiscovered] | None = ...,
         given: _abc.Iterable[Global___AddSplits] | None = ...,
         is_incomplete: _builtins.bool = ...,
+        savepoint_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "endpoint", b"endpoint", "failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_id", b"checkpoint_id", "end_of_data", b"end_of_data", "endpoint", b"endpoint", "failure", b"failure", "found", b"found", "given", b"given", "is_incomplete", b"is_incomplete", "last_states", b"last_states", "leader_epoch", b"leader_epoch", "reads", b"reads", "side_loaded", b"side_loaded", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_id", b"checkpoint_id", "end_of_data", b"end_of_data", "endpoint", b"endpoint", "failure", b"failure", "found", b"found", "given", b"given", "is_incomplete", b"is_incomplete", "last_states", b"last_states", "leader_epoch", b"leader_epoch", "reads", b"reads", "savepoint_id", b"savepoint_id", "side_loaded", b"side_loaded", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

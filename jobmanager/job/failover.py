@@ -111,9 +111,14 @@ class Failover:
         """Restarts that failures have led to; beginning again after another JobManager is one more."""
         return self._strategy.restarts + self._free_restarts + self._takeovers
 
-    def go_on(self) -> None:
-        """What another JobManager has deployed goes on: nothing has begun again."""
+    def go_on(self, *, is_cut: bool = False) -> None:
+        """What another JobManager has deployed goes on: nothing has begun again.
+
+        Args:
+            is_cut: it has taken a savepoint, and no checkpoint has been completed since.
+        """
         self._takeovers = 0
+        self._is_cut = is_cut
 
     def was_restarting(self, subtasks: frozenset[SubtaskId]) -> bool:
         """Whether an earlier JobManager has counted a restart of all of these that has not come to its end."""
@@ -219,13 +224,24 @@ class Failover:
             started=self._graph.started,
             finished=self._graph.in_state(AttemptState.FINISHED),
             is_available=self._partitions.is_available,
-            not_repeated=self._pre_aggregating if self._is_cut else frozenset(),
+            not_repeated=self._not_repeated,
         )
         if failed is ALL:
             failed = view.started if goes_back else view.started - kept_stages(self._regions, view)
         return tasks_to_restart(
             self._options.failover_strategy, self._regions, failed, missing, view
         )
+
+    @property
+    def _not_repeated(self) -> frozenset[str]:
+        return self._pre_aggregating if self._is_cut else frozenset()
+
+    def spares(self, reader: SubtaskId, begun: frozenset[SubtaskId]) -> bool:
+        """Whether a subtask goes on where all these have begun again, whatever else could be read."""
+        everything = frozenset(self._graph.subtasks())
+        view = FailoverView(everything, frozenset(), lambda _: True, self._not_repeated)
+        strategy = self._options.failover_strategy
+        return reader not in tasks_to_restart(strategy, self._regions, begun, (), view)
 
     def _note(
         self,

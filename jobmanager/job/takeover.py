@@ -1,9 +1,9 @@
 """What becomes of the attempts that an earlier JobManager has deployed (pure).
 
 TaskManagers tell what they run; from that, and from the checkpoint that HEAD names, the job is put together as its
-JobManager knew it: attempts, slots, splits. What is missing, was being ended, or reads the rows of an attempt that is
-no more, has failed, and is restarted as after any failure; where their JobManager had counted that restart already, the
-rest of its delay is waited for, and it counts once. Of two attempts of a subtask the newer counts. Checkpoints
+JobManager knew it: attempts, slots, kept rows, splits. What is missing, was being ended, or reads the rows of an
+attempt that is no more (``found_reads``), has failed, and is restarted as after any failure; where their JobManager had
+counted that restart already, the rest of its delay is waited for, and it counts once. Of two attempts of a subtask the newer counts. Checkpoints
 that were under way are void, the newest completed one is told of once more, and the next is taken at once.
 
 Invariants: whoever goes on reads from those who go on; each slot that was found is the job's or is freed; splits are
@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
-from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.execution_attempt import (
     ON_TASKMANAGER,
     AttemptKey,
@@ -27,6 +26,7 @@ from jobmanager.graph.execution_attempt import (
 from jobmanager.graph.job_plan import Exchange, JobPlan
 from jobmanager.graph.slot import Slot
 from jobmanager.job.failover import ALL
+from jobmanager.job.found_reads import Newest, checked_reads, newest_of
 from jobmanager.job.groups import Group, GroupEvent
 from jobmanager.job.job_causes import not_taken_over
 from jobmanager.job.job_parts import Failed, JobParts, PartEffect
@@ -41,71 +41,14 @@ _GOES_ON = (
     AttemptState.FINISHED,
 )
 
-Newest = dict[SubtaskId, job_events.FoundAttempt]
-
 
 def can_go_on(plan: JobPlan) -> bool:
-    """Whether attempts of a job can go on under another JobManager: where exchanges keep no rows, since who holds
-    which of them was known to the JobManager only, and where no subtask may have two attempts."""
-    is_pipelined = all(
-        edge.exchange is Exchange.PIPELINED and not edge.is_persisted for edge in plan.edges
-    )
-    return is_pipelined and not any(
+    """Whether attempts of a job can go on under another JobManager: where no exchange is blocking, since who holds
+    which complete partitions was known to the JobManager only, and where no subtask may have two attempts."""
+    is_blocking = any(edge.exchange is Exchange.BLOCKING for edge in plan.edges)
+    return not is_blocking and not any(
         vertex.allows_rivals and plan.is_batch for vertex in plan.vertices
     )
-
-
-def newest_of(found: Iterable[job_events.FoundAttempt], plan: JobPlan, below: int) -> Newest:
-    """The attempt that counts of each subtask.
-
-    Args:
-        plan: what it does not have counts for nothing.
-        below: numbers that were never given out count for nothing either.
-
-    Example: of two attempts of a subtask the newer counts.
-        >>> from jobmanager.graph.deployment import Endpoint
-        >>> from jobmanager.graph.job_plan import VertexPlan
-        >>> plan, slot = JobPlan((VertexPlan("v1", parallelism=1),)), Slot("s", "tm-1", "i")
-        >>> found = [
-        ...     job_events.FoundAttempt(AttemptKey("v1", 0, number), slot, Endpoint("s"), 1, state)
-        ...     for number, state in [(4, AttemptState.RUNNING), (2, AttemptState.RUNNING)]
-        ... ]
-        >>> [one.key.attempt for one in newest_of(found, plan, below=16).values()]
-        [4]
-    """
-    parallelism = {vertex.id: vertex.parallelism for vertex in plan.vertices}
-    newest: Newest = {}
-    for one in sorted(found, key=lambda one: one.key.attempt):
-        is_known = 0 <= one.key.subtask_index < parallelism.get(one.key.vertex, 0)
-        if is_known and 0 <= one.key.attempt < below and one.state is not AttemptState.CREATED:
-            newest[one.key.subtask] = one
-    return newest
-
-
-def misreading(
-    newest: Newest, plan: JobPlan, done: Collection[SubtaskId] = ()
-) -> frozenset[SubtaskId]:
-    """Subtasks that read, or wait for, rows of another attempt than the one that counts.
-
-    Args:
-        done: what has nothing to send any more, whichever attempt of it did so.
-    """
-    wrong: set[SubtaskId] = set()
-    for edge in plan.edges:
-        producers = plan.vertex(edge.source).parallelism
-        consumers = plan.vertex(edge.target).parallelism
-        for index in range(consumers):
-            reader = newest.get(SubtaskId(edge.target, index))
-            if reader is None or reader.state is AttemptState.FINISHED:
-                continue
-            for producer, _ in producers_of(edge.partitioning, producers, consumers, index):
-                source = SubtaskId(edge.source, producer)
-                read = newest.get(source)
-                if source in done:
-                    continue
-                if read is None or (edge.id, read.key) not in reader.reads:
-                    wrong.add(reader.key.subtask)
-    return frozenset(wrong)
 
 
 class Takeover:
@@ -132,15 +75,16 @@ class Takeover:
         able = {s for s, one in newest.items() if one.state in _GOES_ON and one.is_complete}
         if event.reason or not able:
             return [*free_stray(_slots(event.found))]
-        # What a checkpoint knows as finished need not be anywhere.
-        finished = restored.finished if restored is not None else frozenset[SubtaskId]()
-        done = finished - newest.keys()
-        broken = (parts.groups.all - able - done) | misreading(newest, plan, done)
+        done = self._done(newest, restored)
+        parts.failover.go_on(is_cut=self._is_cut(newest))
+        reads = checked_reads(newest, plan, done, parts.failover.spares)
+        broken = (parts.groups.all - able - done) | reads.broken
         broken |= self._adopt_attempts(newest, broken, done)
-        parts.failover.go_on()
         parts.groups.move(group, GroupEvent.FOUND)
         self._note_restored(newest, restored)
         effects = self._end_others(event.found, newest)
+        effects += self._tell_replaced(newest, reads.outdated, broken)
+        effects += parts.partitions.release_unneeded(broken)
         effects += self._tell_checkpoints()
         effects += parts.sent(
             parts.splits.adopt(
@@ -162,6 +106,18 @@ class Takeover:
 
     # ------------------------------------------------------------ attempts and slots
 
+    def _done(self, newest: Newest, restored: RestoredCheckpoint | None) -> frozenset[SubtaskId]:
+        """What a checkpoint knows as finished, and need not be anywhere: nobody reads what it has kept any more."""
+        finished = restored.finished if restored is not None else frozenset[SubtaskId]()
+        done = finished - newest.keys()
+        over = done | {s for s, one in newest.items() if one.state is AttemptState.FINISHED}
+        regions = self._parts.regions
+        return frozenset(
+            subtask
+            for subtask in done
+            if all(over.issuperset(group.consumers) for group in regions.written_by(subtask))
+        )
+
     def _adopt_attempts(
         self, newest: Newest, broken: Collection[SubtaskId], done: Collection[SubtaskId]
     ) -> frozenset[SubtaskId]:
@@ -172,7 +128,9 @@ class Takeover:
             one = newest.get(subtask)
             if subtask in done:
                 key = AttemptKey(subtask.vertex, subtask.subtask_index, 0)
-                parts.graph.adopt(ExecutionAttempt(key, AttemptState.FINISHED))
+                attempt = ExecutionAttempt(key, AttemptState.FINISHED)
+                parts.graph.adopt(attempt)
+                parts.partitions.adopt(attempt, {})
                 continue
             if one is None or not parts.lease.adopt(
                 subtask, one.slot, one.endpoint, parts.graph.attempt
@@ -180,33 +138,75 @@ class Takeover:
                 displaced |= {subtask}
                 parts.graph.current_of(subtask).become(AttemptState.FAILED)
                 continue
-            parts.graph.adopt(
-                ExecutionAttempt(
-                    one.key,
-                    one.state,
-                    one.slot.taskmanager_id,
-                    one.slot.slot_id,
-                    restored_from=one.restored_from,
-                    deployed_at_ms=parts.now_ms,
-                )
+            attempt = ExecutionAttempt(
+                one.key,
+                one.state,
+                one.slot.taskmanager_id,
+                one.slot.slot_id,
+                restored_from=one.restored_from,
+                deployed_at_ms=parts.now_ms,
             )
+            parts.graph.adopt(attempt)
+            if attempt.state is AttemptState.FINISHED:
+                parts.partitions.produced(attempt)
         return frozenset(displaced)
 
     def _end_others(
         self, found: Iterable[job_events.FoundAttempt], newest: Newest
     ) -> list[PartEffect]:
-        """Ends attempts that do not count, and slots that nothing that counts is in."""
+        """Ends attempts that do not count, what they have kept, and slots that nothing that counts is in."""
         kept = set(self._parts.lease.slots)
         unused = tuple(slot for slot in _slots(found) if slot not in kept)
         effects: list[PartEffect] = [*free_stray(unused)]
         ended: dict[str, list[AttemptKey]] = {}
+        left: dict[str, list[tuple[str, AttemptKey]]] = {}
         for one in found:
-            is_newest = newest.get(one.key.subtask) is one
-            if not is_newest and one.slot in kept and one.state in ON_TASKMANAGER:
+            if newest.get(one.key.subtask) is one or one.slot not in kept:
+                continue
+            if one.state in ON_TASKMANAGER:
                 ended.setdefault(one.slot.taskmanager_id, []).append(one.key)
-        return effects + [job_effects.CancelTasks(id, tuple(keys)) for id, keys in ended.items()]
+            elif one.state is AttemptState.FINISHED:
+                left.setdefault(one.slot.taskmanager_id, []).extend(
+                    (group.edge.id, one.key)
+                    for group in self._parts.regions.written_by(one.key.subtask)
+                )
+        effects += [job_effects.CancelTasks(id, tuple(keys)) for id, keys in ended.items()]
+        return effects + [
+            job_effects.ReleasePartitions(id, tuple(own)) for id, own in left.items() if own
+        ]
+
+    def _tell_replaced(
+        self,
+        newest: Newest,
+        outdated: frozenset[tuple[str, SubtaskId]],
+        broken: frozenset[SubtaskId],
+    ) -> list[PartEffect]:
+        """Tells consumers whose rows they read from now on: the JobManager before has not, or not all of them.
+
+        Of those that begin again they hear as these are deployed.
+        """
+        parts = self._parts
+        replaced = frozenset(producer for _, producer in outdated) - broken
+        return parts.sent(
+            job_effects.ReplaceProducer(key, edge_id, channel)
+            for key, edge_id, channel in parts.deployments.replaced_producers(replaced)
+            if (edge_id, channel.producer_attempt.subtask) in outdated
+            and key.subtask in newest.keys() - broken
+            and (edge_id, channel.producer_attempt) not in newest[key.subtask].reads
+        )
 
     # ------------------------------------------------------------ checkpoints and splits
+
+    @property
+    def _latest_id(self) -> int:
+        """The newest completed checkpoint; 0 = none."""
+        wiring = self._parts.wiring
+        coordinator = wiring.coordinator if wiring is not None else None
+        latest = coordinator.latest_completed if coordinator is not None else None
+        return latest.checkpoint_id if latest is not None else 0
+
+    def _is_cut(self, newest: Newest) -> bool:
+        return any(one.savepoint_id > self._latest_id for one in newest.values())
 
     def _note_restored(self, newest: Newest, restored: RestoredCheckpoint | None) -> None:
         parts = self._parts
@@ -226,8 +226,7 @@ class Takeover:
         coordinator = parts.wiring.coordinator if parts.wiring is not None else None
         if coordinator is None:
             return []
-        latest = coordinator.latest_completed
-        latest_id = latest.checkpoint_id if latest is not None else 0
+        latest_id = self._latest_id
         void = c.NotifyAborted(coordinator.next_checkpoint_id - 1, (), latest_id + 1)
         told: dict[str, list[AttemptKey]] = {}
         waiting: dict[str, list[AttemptKey]] = {}

@@ -95,6 +95,7 @@ class FoundAttempt:
         found: what it has discovered, as far as no completed checkpoint covers it.
         said: what else of it is true from now on.
         is_complete: all is known of it that there is to know.
+        savepoint_id: the newest that it was told to take, where no checkpoint has been completed since; 0 = none.
     """
 
     key: AttemptKey
@@ -110,6 +111,7 @@ class FoundAttempt:
     given: tuple[GivenSplits, ...] = ()
     said: tuple[SideLoaded | EndOfDataReported, ...] = ()
     is_complete: bool = True
+    savepoint_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)

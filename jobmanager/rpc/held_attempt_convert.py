@@ -45,4 +45,5 @@ def found_attempt(
         ),
         said=tuple(said),
         is_complete=not held.is_incomplete,
+        savepoint_id=held.savepoint_id,
     )

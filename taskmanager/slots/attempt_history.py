@@ -55,16 +55,12 @@ class AttemptHistory:
 
     def __init__(self, deployment: internal_pb2.TaskDeployment) -> None:
         self._checkpoint_id = deployment.restore.checkpoint_id
-        self._reads = [
-            internal_pb2.PartitionId(
-                edge_id=channel.edge_id,
-                vertex=channel.producer_attempt.vertex,
-                subtask_index=channel.producer_attempt.subtask_index,
-                attempt=channel.producer_attempt.attempt,
-            )
-            for edge in deployment.inputs
-            for channel in edge.channels
-        ]
+        self._savepoint_id = 0
+        self._reads: dict[tuple[str, str, int], int] = {}
+        """Edge, and vertex and index of a producer on it -> the attempt that is read."""
+        for edge in deployment.inputs:
+            for channel in edge.channels:
+                self._read(channel)
         self._end = internal_pb2.AttemptStateChanged()
         self._has_ended_data = False
         self._has_loaded = False
@@ -113,9 +109,10 @@ class AttemptHistory:
             case "add_splits":
                 given = command.add_splits
                 self._add(self._given, given.operator_uid, given.splits, final=given.final)
-            case "trigger_checkpoint" if self._arrived:
-                arrived = {uid: set(ids) for uid, ids in self._arrived.items() if ids}
-                self._found_before[command.trigger_checkpoint.checkpoint_id] = arrived
+            case "trigger_checkpoint":
+                self._trigger(command.trigger_checkpoint)
+            case "replace_producer":
+                self._read(command.replace_producer.channel)
             case "checkpoint_completed" if not command.checkpoint_completed.savepoint:
                 self._complete(command.checkpoint_completed.checkpoint_id)
             case "checkpoint_completed":
@@ -125,6 +122,18 @@ class AttemptHistory:
                     self._void(checkpoint_id)
             case _:
                 pass
+
+    def _read(self, channel: internal_pb2.InputChannel) -> None:
+        producer = channel.producer_attempt
+        key = channel.edge_id, producer.vertex, producer.subtask_index
+        self._reads[key] = max(producer.attempt, self._reads.get(key, 0))
+
+    def _trigger(self, trigger: internal_pb2.TriggerCheckpoint) -> None:
+        if self._arrived:
+            arrived = {uid: set(ids) for uid, ids in self._arrived.items() if ids}
+            self._found_before[trigger.checkpoint_id] = arrived
+        if trigger.properties.target:
+            self._savepoint_id = max(trigger.checkpoint_id, self._savepoint_id)
 
     def _add(
         self,
@@ -147,6 +156,8 @@ class AttemptHistory:
                 all_of_source.by_id.clear()
 
     def _complete(self, checkpoint_id: int) -> None:
+        if checkpoint_id > self._savepoint_id:
+            self._savepoint_id = 0
         for uid, ids in self._named_by.get(checkpoint_id, {}).items():
             self._forget(self._given, uid, ids)
         for uid, ids in self._found_before.get(checkpoint_id, {}).items():
@@ -175,7 +186,12 @@ class AttemptHistory:
             failure=self._end.failure if self._end.HasField("failure") else None,
             last_states=self._end.last_states,
             checkpoint_id=self._checkpoint_id,
-            reads=self._reads,
+            reads=[
+                internal_pb2.PartitionId(
+                    edge_id=edge_id, vertex=vertex, subtask_index=index, attempt=attempt
+                )
+                for (edge_id, vertex, index), attempt in self._reads.items()
+            ],
             end_of_data=self._has_ended_data,
             side_loaded=self._has_loaded,
             found=[
@@ -189,6 +205,7 @@ class AttemptHistory:
                 for uid, own in self._given.items()
             ],
             is_incomplete=self._is_incomplete,
+            savepoint_id=self._savepoint_id,
         )
 
 

@@ -3,7 +3,8 @@
 Aim: what a JobManager has deployed goes on under its successor, whatever else dies and whenever, and nothing is lost
 or doubled: neither splits, nor output that was being committed, nor checkpoints that were under way. Method: as in
 ``test_checkpoints_on_simulated_time``, with the deaths of JobManagers at moments that each seed draws, in jobs whose
-exchanges keep no rows; nothing is begun again but by a failure, which ``tests.support.simulated_failovers`` watches.
+exchanges keep no rows and in those with caching ones; nothing is begun again but by a failure, which
+``tests.support.simulated_failovers`` watches.
 """
 
 import dataclasses
@@ -15,9 +16,32 @@ import pytest
 from tests.support.simulated_cluster import SimulatedCluster
 from tests.support.simulated_faults import _POINTS, Fault, Faults, Trigger
 from tests.support.simulated_jobs import JOBS
+from tests.support.simulated_kept_jobs import (
+    caching,
+    caching_memory,
+    caching_twice,
+    caching_windows,
+    declared,
+    moving_liar,
+    pipelines,
+    pre_aggregated,
+    two_sinks,
+)
 from tests.support.simulated_run import draw_run, simulate_run
 
 SEEDS, SEEDS_PER_TEST = range(4000, 4024), 6
+CACHING_SEEDS = range(4100, 4112)
+CACHING_JOBS = (
+    caching,
+    caching_memory,
+    caching_twice,
+    caching_windows,
+    declared,
+    moving_liar,
+    pipelines,
+    pre_aggregated,
+    two_sinks,
+)
 _PAUSE_MAX_NS = 20_000_000
 _SURE_POINT = ("RUNNING", 3)
 """Every job comes to it, once it has been submitted; to others short runs do not come as often as is drawn."""
@@ -33,7 +57,8 @@ def death(draws: random.Random, point: str, often: int) -> Trigger:
 def taken_over(seed: int) -> SimulatedCluster:
     """A run in which a JobManager dies as tasks begin and others wherever, and in every third little else does."""
     draws = random.Random(f"takeover {seed}")
-    run = draw_run(seed, "hashmap", draws.choice(JOBS).__name__)
+    jobs = CACHING_JOBS if seed in CACHING_SEEDS else JOBS
+    run = draw_run(seed, "hashmap", draws.choice(jobs).__name__)
     points = [draws.choice(_POINTS) for _ in range(draws.choice((1, 1, 2, 3)))]
     deaths = [death(draws, *point) for point in (_SURE_POINT, *points)]
     others = () if draws.randrange(3) == 0 else run.faults.triggers
@@ -41,7 +66,7 @@ def taken_over(seed: int) -> SimulatedCluster:
     return simulate_run(dataclasses.replace(run, faults=faults), seed)
 
 
-@pytest.mark.parametrize("first", SEEDS[::SEEDS_PER_TEST])
+@pytest.mark.parametrize("first", [*SEEDS[::SEEDS_PER_TEST], *CACHING_SEEDS[::SEEDS_PER_TEST]])
 def test_what_one_jobmanager_has_deployed_goes_on_under_the_next(first):
     for seed in range(first, first + SEEDS_PER_TEST):
         taken_over(seed)
@@ -60,3 +85,11 @@ def test_the_seeds_cover_what_they_are_for():
     assert sum(cluster.failovers.takeovers for cluster in clusters) >= 20
     untouched = [c for c in clusters if c.failovers.takeovers and not c.failovers.restarts]
     assert len(untouched) >= 10, "where nothing else fails, nothing begins again"
+
+
+def test_the_seeds_cover_takeovers_of_what_keeps_rows():
+    clusters = [taken_over(seed) for seed in CACHING_SEEDS]
+    assert sum(cluster.failovers.takeovers for cluster in clusters) >= 10
+    untouched = [c for c in clusters if c.failovers.takeovers and not c.failovers.restarts]
+    assert len(untouched) >= 4
+    assert sum(cluster.failovers.spared for cluster in clusters) >= 2

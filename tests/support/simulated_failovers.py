@@ -104,8 +104,8 @@ class FailoverAudit:
 
         go_on = Failover.go_on
 
-        def taken_over(failover: Any) -> None:
-            go_on(failover)
+        def taken_over(failover: Any, **told: Any) -> None:
+            go_on(failover, **told)
             self._decided.clear()
             self.takeovers += 1
 

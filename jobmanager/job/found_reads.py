@@ -1,0 +1,121 @@
+"""Whose rows the attempts read that an earlier JobManager has deployed, and whether these are those that count (pure).
+
+A consumer on a pipelined exchange that reads another attempt than the one that counts has failed: its rows are gone. On
+one that keeps its rows the consumer may only not have heard yet that its producer was replaced; it is told so where
+the producer's restart spares it, and begins again where it does not.
+
+Invariant: whoever goes on reads from those that count, or is told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from jobmanager.graph.deployment import producers_of
+from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
+from jobmanager.graph.job_plan import Exchange, JobPlan
+from jobmanager.messages import job_events
+
+Newest = Mapping[SubtaskId, job_events.FoundAttempt]
+"""The attempt that counts of each subtask that has one."""
+
+
+def newest_of(found: Iterable[job_events.FoundAttempt], plan: JobPlan, below: int) -> Newest:
+    """The attempt that counts of each subtask.
+
+    Args:
+        found: all that there are.
+        plan: what it does not have counts for nothing.
+        below: numbers that were never given out count for nothing either.
+
+    Example: of two attempts of a subtask the newer counts.
+        >>> from jobmanager.graph.deployment import Endpoint
+        >>> from jobmanager.graph.job_plan import VertexPlan
+        >>> from jobmanager.graph.slot import Slot
+        >>> plan, slot = JobPlan((VertexPlan("v1", parallelism=1),)), Slot("s", "tm-1", "i")
+        >>> found = [
+        ...     job_events.FoundAttempt(AttemptKey("v1", 0, number), slot, Endpoint("s"), 1, state)
+        ...     for number, state in [(4, AttemptState.RUNNING), (2, AttemptState.RUNNING)]
+        ... ]
+        >>> [one.key.attempt for one in newest_of(found, plan, below=16).values()]
+        [4]
+    """
+    parallelism = {vertex.id: vertex.parallelism for vertex in plan.vertices}
+    newest: dict[SubtaskId, job_events.FoundAttempt] = {}
+    for one in sorted(found, key=lambda one: one.key.attempt):
+        is_known = 0 <= one.key.subtask_index < parallelism.get(one.key.vertex, 0)
+        if is_known and 0 <= one.key.attempt < below and one.state is not AttemptState.CREATED:
+            newest[one.key.subtask] = one
+    return newest
+
+
+@dataclass(frozen=True, slots=True)
+class FoundReads:
+    """What is wrong with whose rows are read.
+
+    Attributes:
+        broken: subtasks that cannot go on.
+        outdated: edges and producers of which some consumers read an earlier attempt, and can go on with the one that
+            counts.
+    """
+
+    broken: frozenset[SubtaskId]
+    outdated: frozenset[tuple[str, SubtaskId]]
+
+
+def checked_reads(
+    newest: Newest,
+    plan: JobPlan,
+    done: Collection[SubtaskId] = (),
+    spares: Callable[[SubtaskId, frozenset[SubtaskId]], bool] = lambda _, _begun: False,
+) -> FoundReads:
+    """Compares what is read with what counts.
+
+    Args:
+        newest: attempts.
+        plan: of their job.
+        done: what has nothing to send any more, whichever attempt of it did so.
+        spares: whether a subtask goes on where others have begun again.
+    """
+    broken: set[SubtaskId] = set()
+    outdated: set[tuple[str, SubtaskId]] = set()
+    for edge_id, exchange, reader, source in _readings(newest, plan):
+        counts = newest.get(source)
+        if source in done or (counts is not None and (edge_id, counts.key) in reader.reads):
+            continue
+        if exchange is Exchange.PIPELINED:
+            broken.add(reader.key.subtask)
+        elif counts is not None and _is_newer_read(reader, edge_id, counts.key):
+            broken.add(source)  # the attempt that counts is gone, and with it what it kept
+        elif counts is not None:
+            begun = {s for s, one in newest.items() if one.key.attempt > reader.key.attempt}
+            if spares(reader.key.subtask, frozenset(begun)):
+                outdated.add((edge_id, source))
+            else:
+                broken.add(reader.key.subtask)
+    return FoundReads(frozenset(broken), frozenset(outdated))
+
+
+def _readings(
+    newest: Newest, plan: JobPlan
+) -> Iterator[tuple[str, Exchange, job_events.FoundAttempt, SubtaskId]]:
+    """Edge, what becomes of its rows, an attempt that reads it and has not finished, and a producer."""
+    for edge in plan.edges:
+        if edge.is_persisted:
+            continue
+        producers = plan.vertex(edge.source).parallelism
+        consumers = plan.vertex(edge.target).parallelism
+        for index in range(consumers):
+            reader = newest.get(SubtaskId(edge.target, index))
+            if reader is None or reader.state is AttemptState.FINISHED:
+                continue
+            for producer, _ in producers_of(edge.partitioning, producers, consumers, index):
+                yield edge.id, edge.exchange, reader, SubtaskId(edge.source, producer)
+
+
+def _is_newer_read(reader: job_events.FoundAttempt, edge_id: str, counts: AttemptKey) -> bool:
+    return any(
+        read_edge == edge_id and key.subtask == counts.subtask and key.attempt > counts.attempt
+        for read_edge, key in reader.reads
+    )
