@@ -105,7 +105,7 @@ class JobCheckpointsRunner:
         self._requests = CheckpointRequestsRunner(job_id, clock, post)
         self._repeated = RepeatedOutputRunner(job_id, self._record, self.gauges)
         self._storing = self._make_storing(job_id, results)
-        self._savepoints = self._make_savepoints(job_id)
+        self._savepoints = self._make_savepoints(job_id, options)
         keep = self._keep_operations if job.outlives_jobmanager else None
         self.asked = UserOperationsRunner(
             job_id,
@@ -151,7 +151,7 @@ class JobCheckpointsRunner:
             self._fail,
         )
 
-    def _make_savepoints(self, job_id: str) -> SavepointsRunner | None:
+    def _make_savepoints(self, job_id: str, options: JobOptions) -> SavepointsRunner | None:
         if self._store is None:
             return None
         return SavepointsRunner(
@@ -164,6 +164,7 @@ class JobCheckpointsRunner:
             fail=self._fail,
             pause=self._calls.pause,
             completed_id=lambda: self._reports.completed_id,
+            seeks_attempts=options.seeks_attempts,
         )
 
     @property
@@ -193,6 +194,8 @@ class JobCheckpointsRunner:
     def end(self) -> None:
         """The job has ended: what it was still storing matters to nobody; who still waits is told so."""
         self._give_up()
+        if self._savepoints is not None:
+            self._savepoints.end()
         self._requests.end()
         self._calls.end()
         if self._store is not None:
@@ -213,8 +216,14 @@ class JobCheckpointsRunner:
 
     def note_running(self) -> None:
         """The job's tasks run."""
+        self.asked.note_running()
         if self._store is not None:
             self.gauges.note_started(self._clock.now_ms())
+
+    def note_takeover(self, *, go_on: bool) -> None:
+        """What an earlier JobManager has deployed was looked for: whether it goes on."""
+        if self._savepoints is not None:
+            self._savepoints.note_takeover(go_on=go_on)
 
     async def _keep_operations(self, content: bytes) -> None:
         if not self._calls.ended.is_set():

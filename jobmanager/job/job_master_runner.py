@@ -38,7 +38,7 @@ from jobmanager.job.slot_lease import by_taskmanager
 from jobmanager.job.swept_output_runner import OutputSweepsRunner
 from jobmanager.job.taskmanagers_in_use_runner import TaskManagersInUseRunner
 from jobmanager.messages import job_effects, job_events
-from jobmanager.messages.job_state import JobState, is_terminal
+from jobmanager.messages.job_state import ENDING, JobState, is_terminal
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import (
     DeploymentMessages,
@@ -252,6 +252,8 @@ class JobMasterRunner:
             )
         for effect in self.master.step(event, self._clock.now_ms()):
             self._perform(effect)
+        if isinstance(event, job_events.AttemptsFound) and not self._is_ending:
+            self.checkpoints.note_takeover(go_on=self.master.was_taken_over)
         self.history.note()
         if isinstance(event, job_events.SlotsGranted):
             # Jobs that were accepted while no TaskManager was there are checked now.
@@ -261,6 +263,11 @@ class JobMasterRunner:
                 self.post(
                     job_events.FailureRequested(cause_of_error(problem, self._clock.now_ms()))
                 )
+
+    @property
+    def _is_ending(self) -> bool:
+        state = self.master.state
+        return state in ENDING or is_terminal(state)
 
     # ------------------------------------------------------------ effects
 

@@ -46,6 +46,11 @@ class JobMasterViews:
         return self._parts.restored_checkpoint_id
 
     @property
+    def was_taken_over(self) -> bool:
+        """Whether what another JobManager has deployed goes on here, all of it or what was left."""
+        return self._parts.was_taken_over
+
+    @property
     def attempt(self) -> int:
         """Number of the newest attempts."""
         return self.graph.attempt

@@ -63,7 +63,8 @@ class JobParts:
         wiring: None = it takes no checkpoints.
         restored_checkpoint_id: of the groups that have gone on last; 0 = none.
         unusable: checkpoints that tasks have found damaged.
-        is_taken_over: what another JobManager has deployed goes on, and no checkpoint has been begun since.
+        was_taken_over: what another JobManager has deployed goes on.
+        is_taken_over: it does, and no checkpoint has been begun since.
         drained: TaskManagers that it is to leave; True = what they keep is made again.
         has_left: some of its subtasks have left a TaskManager, and begun elsewhere.
     """
@@ -83,6 +84,7 @@ class JobParts:
     now_ms: int = 0
     restored_checkpoint_id: int = 0
     unusable: set[int] = field(default_factory=set)
+    was_taken_over: bool = False
     is_taken_over: bool = False
     drained: dict[str, bool] = field(default_factory=dict)
     has_left: bool = False

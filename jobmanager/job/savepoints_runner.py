@@ -19,6 +19,7 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.checkpoint.manifest_composer import LastStates
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
+from jobmanager.job.checkpoint_requests_runner import TasksNotRunningError
 from jobmanager.job.job_operation import JobOperation
 from jobmanager.messages import job_effects, job_events
 from penstock.errors import Fenced, StoreTransient, StreamError, Unrecoverable
@@ -47,6 +48,7 @@ class SavepointsRunner:
         fail: fails the job.
         pause: waits so many seconds; False where the job has ended meanwhile.
         completed_id: of the newest completed checkpoint.
+        seeks_attempts: what an earlier JobManager has deployed may go on.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class SavepointsRunner:
         fail: Callable[[StreamError], None],
         pause: Callable[[float], Awaitable[bool]],
         completed_id: Callable[[], int],
+        seeks_attempts: bool,
     ) -> None:
         self._store = store
         self._calls = calls
@@ -73,7 +76,12 @@ class SavepointsRunner:
         self._uncommitted: dict[int, str] = {}
         """Paths of savepoints that no completed checkpoint has followed yet, by id."""
         self._restored_id: int | None = None
-        """The checkpoint that tasks went on from last; None = they did not, here."""
+        """The checkpoint that tasks went on from last, 0 = from nothing; None = they did not, here."""
+        self._is_known = asyncio.Event()
+        """Whether tasks that an earlier JobManager has deployed go on is known, or will never be."""
+        self._has_ended = False
+        if not seeks_attempts:
+            self._is_known.set()
         self._storing: tuple[int, asyncio.Future[None]] | None = None
         """The savepoint that is being written, and what is done once it is waited for no longer."""
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
@@ -127,11 +135,7 @@ class SavepointsRunner:
                         min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)
                     ):
                         continue
-                    raise StreamError(
-                        f"savepoint {path} is complete, but the job has ended before the output that it covers was "
-                        "committed: start from it with --in-doubt commit, or with leave where that output is not "
-                        "wanted"
-                    ) from error
+                    raise _in_doubt(path) from error
             if savepoint_id in self._uncommitted:
                 del self._uncommitted[savepoint_id]
                 await self._call_on(path, "mark_committed")
@@ -143,12 +147,17 @@ class SavepointsRunner:
         Raises:
             StreamError: the job has gone back behind it, or ends, before that is committed.
         """
-        savepoint_id, restored_id = operation.checkpoint_id, self._restored_id
-        if is_taken_back or operation.is_taken_back or (restored_id or savepoint_id) < savepoint_id:
-            await self._take_back(operation.path)
-        if max(restored_id or 0, self._completed_id()) > savepoint_id:
-            await self._call_on(operation.path, "mark_committed")
+        savepoint_id, path = operation.checkpoint_id, operation.path
+        if is_taken_back or operation.is_taken_back:
+            await self._take_back(path)
+        if max(self._restored_id or 0, self._completed_id()) > savepoint_id:
+            await self._call_on(path, "mark_committed")
             return
+        await self._is_known.wait()
+        if self._has_ended:
+            raise _in_doubt(path)
+        if self._restored_id is not None and self._restored_id < savepoint_id:
+            await self._take_back(path)
         await self._commit(operation)
 
     async def _take_back(self, path: str) -> NoReturn:
@@ -168,12 +177,29 @@ class SavepointsRunner:
         behind = [id for id in self._uncommitted if id > checkpoint_id]
         return [self._uncommitted.pop(savepoint_id) for savepoint_id in behind]
 
+    def note_takeover(self, *, go_on: bool) -> None:
+        """What an earlier JobManager has deployed was looked for.
+
+        Args:
+            go_on: it runs on, and is behind the checkpoint that was prepared for it; False = the job begins again.
+        """
+        if go_on and not self._is_known.is_set():
+            self._restored_id = None
+        self._is_known.set()
+
+    def end(self) -> None:
+        """The job has ended: what has become of it since an earlier JobManager had it will not be known here."""
+        if not self._is_known.is_set():
+            self._has_ended = True
+            self._is_known.set()
+
     async def stop(
         self, operation: JobOperation, behind: BehindBarrier, format: SavepointFormat
     ) -> None:
         """Stops the job with a savepoint of this format in ``operation.path``.
 
         Raises:
+            TasksNotRunningError: its tasks do not run yet.
             StreamError: it was not stopped, and runs on.
         """
         directory = self._store.savepoint(operation.path)
@@ -187,7 +213,10 @@ class SavepointsRunner:
             operation.checkpoint_id = await self._request(operation.operation_id, properties)
         except StreamError as error:
             await self._discard(operation.path)
-            raise StreamError(f"the job was not stopped, and runs on: {error}") from error
+            told = f"the job was not stopped, and runs on: {error}"
+            if isinstance(error, TasksNotRunningError):
+                raise TasksNotRunningError(told) from error
+            raise StreamError(told) from error
         await self._call_on(operation.path, "mark_committed")
 
     async def settle_stop(self, operation: JobOperation, stopped_id: int) -> None:
@@ -307,3 +336,10 @@ class SavepointsRunner:
 
     def _note_stored(self, checkpoint_id: int) -> None:
         self._post(c.CheckpointStored(checkpoint_id, MANIFEST_PATH, self._clock.now_ms()))
+
+
+def _in_doubt(path: str) -> StreamError:
+    return StreamError(
+        f"savepoint {path} is complete, but the job has ended before the output that it covers was committed: start "
+        "from it with --in-doubt commit, or with leave where that output is not wanted"
+    )

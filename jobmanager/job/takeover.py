@@ -93,7 +93,7 @@ class Takeover:
                 parts.graph,
             )
         )
-        parts.is_taken_over = True
+        parts.was_taken_over = parts.is_taken_over = True
         if broken:
             failures = [one.failure for one in newest.values() if one.failure is not None]
             gone = sorted(parts.groups.all - newest.keys() - done)

@@ -1,7 +1,12 @@
-"""What users ask of the checkpoints of one job: one now, a savepoint, a stop with one."""
+"""What users ask of the checkpoints of one job: one now, a savepoint, a stop with one.
+
+What is asked while tasks that another JobManager has had do not run here yet waits until they do, as what had been
+asked of that one; at any other time it is refused where tasks do not run.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
 from uuid import uuid4
@@ -53,7 +58,9 @@ class UserOperationsRunner:
         self._savepoints = savepoints
         self._calls = calls
         self._savepoint_directory = savepoint_directory
-        self._has_gone_on = not is_recovered
+        self._inherited = operations.under_way() if is_recovered else []
+        """What another JobManager had begun, and has not been gone on with."""
+        self._has_run = not is_recovered
 
     def checkpoint(self, operation_id: str = "") -> JobOperation:
         """Begins to take a checkpoint now; its end says what came of it.
@@ -66,7 +73,7 @@ class UserOperationsRunner:
         """
         self._requests.check_open()
         wanted = JobOperation(operation_id or uuid4().hex, OperationKind.CHECKPOINT)
-        return self.operations.begin(wanted, self._take_checkpoint)
+        return self._begin(wanted, self._take_checkpoint)
 
     def savepoint(self, operation_id: str, directory: str, format: SavepointFormat) -> JobOperation:
         """Begins to take a savepoint; its end says what came of it.
@@ -81,7 +88,7 @@ class UserOperationsRunner:
         """
         savepoints, path = self._place_of_savepoint(operation_id, directory)
         wanted = JobOperation(operation_id, OperationKind.SAVEPOINT, path, format.name)
-        return self.operations.begin(wanted, lambda operation: savepoints.take(operation, format))
+        return self._begin(wanted, lambda operation: savepoints.take(operation, format))
 
     def stop(
         self, operation_id: str, directory: str, format: SavepointFormat, *, drain: bool
@@ -100,9 +107,18 @@ class UserOperationsRunner:
         savepoints, path = self._place_of_savepoint(operation_id, directory)
         behind = BehindBarrier.DRAIN if drain else BehindBarrier.HOLD
         wanted = JobOperation(operation_id, OperationKind.STOP, path, behind.name)
+        return self._begin(wanted, lambda operation: savepoints.stop(operation, behind, format))
+
+    def _begin(
+        self, wanted: JobOperation, work: Callable[[JobOperation], Awaitable[None]]
+    ) -> JobOperation:
         return self.operations.begin(
-            wanted, lambda operation: savepoints.stop(operation, behind, format)
+            wanted, work if self._has_run else partial(self._once_tasks_run, work)
         )
+
+    def note_running(self) -> None:
+        """The job's tasks run."""
+        self._has_run = True
 
     def _place_of_savepoint(
         self, operation_id: str, directory: str
@@ -143,29 +159,37 @@ class UserOperationsRunner:
     def resume(self, found: PreparedCheckpoints) -> None:
         """What another JobManager had begun is brought to its end."""
         savepoints = self._savepoints
-        if self._has_gone_on or savepoints is None:
+        if savepoints is None:
             return
-        self._has_gone_on = True
         newest = found.retained[-1] if found.retained else None
         stopped_id = newest.checkpoint_id if newest is not None and newest.is_stop else 0
-        for operation in self.operations.under_way():
+        inherited, self._inherited = self._inherited, []
+        for operation in inherited:
             work = partial(self._resumed, savepoints, stopped_id)
             self.operations.go_on(operation, work)
 
     async def _resumed(
         self, savepoints: SavepointsRunner, stopped_id: int, operation: JobOperation
     ) -> None:
+        def work(one: JobOperation) -> Awaitable[None]:
+            match one.kind:
+                case OperationKind.CHECKPOINT:
+                    return self._take_checkpoint(one)
+                case OperationKind.SAVEPOINT:
+                    return savepoints.take(one, SavepointFormat[one.wanted])
+                case OperationKind.STOP:
+                    return savepoints.settle_stop(one, stopped_id)
+                case OperationKind.DRAIN:
+                    raise InvariantViolation("drains are the cluster's, and no job's")
+
+        await self._once_tasks_run(work, operation)
+
+    async def _once_tasks_run(
+        self, work: Callable[[JobOperation], Awaitable[None]], operation: JobOperation
+    ) -> None:
         for attempt in count():
             try:
-                match operation.kind:
-                    case OperationKind.CHECKPOINT:
-                        await self._take_checkpoint(operation)
-                    case OperationKind.SAVEPOINT:
-                        await savepoints.take(operation, SavepointFormat[operation.wanted])
-                    case OperationKind.STOP:
-                        await savepoints.settle_stop(operation, stopped_id)
-                    case OperationKind.DRAIN:
-                        raise InvariantViolation("drains are the cluster's, and no job's")
+                await work(operation)
             except TasksNotRunningError:
                 if not await self._calls.pause_after(attempt):
                     raise

@@ -52,6 +52,7 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         self.on_free: Callable[[], Awaitable[object]] | None = None
         self.all_freed = asyncio.Event()
         self.held: list[internal_pb2.HeldPartition] = []
+        self.held_attempts: Sequence[internal_pb2.HeldAttempt] = ()
         self.promoted: list[internal_pb2.PromotedSet] = []
         self.version = 0
         self.refuse_promotion = False
@@ -84,6 +85,7 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
                     slot_id="partitions", host_id="h", unix_path=f"/{self.id}"
                 ),
                 holdings=self.holdings(),
+                held_attempts=self.held_attempts,
             )
         )
         self.leader_epoch = response.leader_epoch

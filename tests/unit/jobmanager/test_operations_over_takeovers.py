@@ -7,14 +7,16 @@ as it was in the middle of an operation.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from common.pb import internal_pb2
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.dispatcher import ended_jobs_runner
 from penstock.errors import StoreTransient
@@ -37,6 +39,29 @@ class Holding(Checkpointed):
 
     left = 10**9
 
+    def held(self) -> list[internal_pb2.HeldAttempt]:
+        """What it tells the next JobManager: all that was deployed on it runs on."""
+        sources = [task.attempt for task in self.restored if task.attempt.vertex == "v0"]
+        return [
+            internal_pb2.HeldAttempt(
+                attempt=task.attempt,
+                endpoint=internal_pb2.DataEndpoint(slot_id=task.slot_id, host_id="h"),
+                leader_epoch=self.taskmanager.leader_epoch,
+                state=client_pb2.ATTEMPT_STATE_RUNNING,
+                reads=[
+                    internal_pb2.PartitionId(
+                        edge_id="e0",
+                        vertex="v0",
+                        subtask_index=source.subtask_index,
+                        attempt=source.attempt,
+                    )
+                    for source in sources
+                    if task.attempt.vertex == "v1"
+                ],
+            )
+            for task in self.restored
+        ]
+
     def obey(self, command: Any) -> None:
         is_trigger = command.WhichOneof("command") == "trigger_checkpoint"
         if is_trigger and command.attempt.subtask_index == 0:
@@ -53,24 +78,30 @@ class Takeover:
         self._cluster_of, self._graph, self._path = cluster_of, graph, tmp_path
         self.jobs = JobRecords(tmp_path)
         self.savepoints = tmp_path / "savepoints"
+        self._held: list[internal_pb2.HeldAttempt] = []
+        self._attempts: dict[tuple[str, int], Any] = {}
 
     async def first(
         self,
         ask: Callable[[Any], Awaitable[Any]],
         acknowledged: int,
         is_there: Callable[[], bool],
+        *,
+        behind: int = 1,
     ) -> None:
-        """Asks behind one checkpoint, and is killed once something is there."""
+        """Asks behind so many checkpoints, and is killed once something is there."""
         async with self._cluster_of(settings(self._path)) as cluster:
             fake = Holding(await cluster.add("tm1"))
             await cluster.submit(self._graph)
             await cluster.wait_for(JOB, "RUNNING")
-            assert await take_checkpoint(cluster) == 1
+            for number in range(1, behind + 1):
+                assert await take_checkpoint(cluster) == number
             fake.left = acknowledged
             asked = asyncio.ensure_future(ask(cluster))
             while not is_there():  # noqa: ASYNC110 - a thread writes it
                 await asyncio.sleep(0.01)
             kept = self.jobs.copy()
+            self._held, self._attempts = fake.held(), fake.attempts
         # Either end of the connection may be the first to go.
         with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
             await asked
@@ -84,6 +115,30 @@ class Takeover:
             fake.finish_on_completion = False
             await cluster.wait_for(JOB, "RUNNING", "FINISHED")
             yield cluster
+
+    @asynccontextmanager
+    async def second_with_its_tasks(
+        self, before: Callable[[Any], Awaitable[None]] | None = None
+    ) -> AsyncIterator[Any]:
+        """Goes on, and so do the tasks: their TaskManager is there, and registers.
+
+        Args:
+            before: what happens before any task is heard of.
+        """
+        async with AsyncExitStack() as stack:
+            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = listening.getsockname()[1]
+            self.jobs.change(JOB, lambda one: one.taskmanagers.update({"tm1": f"127.0.0.1:{port}"}))
+            cluster = await stack.enter_async_context(self._cluster_of(settings(self._path)))
+            if before is not None:
+                await before(cluster)
+            taskmanager = await cluster.add("tm1", held_attempts=self._held)
+            fake = Holding(taskmanager)
+            fake.attempts = self._attempts
+            taskmanager.allocated += {one.endpoint.slot_id for one in self._held}
+            await cluster.wait_for(JOB, "RUNNING")
+            yield cluster
+            assert not fake.restored, "no task has begun again"
 
     def mark(self, name: str) -> list[Path]:
         """Objects of this name beside the savepoint's manifest."""
@@ -119,18 +174,19 @@ def stop(takeover: Takeover) -> Callable[[Any], Awaitable[Any]]:
     return lambda cluster: cluster.client.StopJob(request)
 
 
+def checkpoint(_: Takeover) -> Callable[[Any], Awaitable[Any]]:
+    request = client_pb2.TriggerCheckpointRequest(job_id=JOB, operation_id=ID)
+    return lambda cluster: cluster.client.TriggerCheckpoint(request)
+
+
 def is_kept(takeover: Takeover) -> bool:
     record = takeover.jobs.all().get(JOB)
     return record is not None and ID.encode() in record.operations
 
 
 def test_a_checkpoint_that_was_asked_for_is_taken_by_the_next(takeover: Takeover) -> None:
-    async def ask(cluster: Any) -> Any:
-        request = client_pb2.TriggerCheckpointRequest(job_id=JOB, operation_id=ID)
-        return await cluster.client.TriggerCheckpoint(request)
-
     async def scenario() -> None:
-        await takeover.first(ask, 0, lambda: is_kept(takeover))
+        await takeover.first(checkpoint(takeover), 0, lambda: is_kept(takeover))
         async with takeover.second() as cluster:
             found = await ended(cluster)
             assert found.status == client_pb2.OPERATION_STATUS_COMPLETED, found.message
@@ -153,17 +209,62 @@ def test_a_savepoint_that_had_begun_is_taken_by_the_next(takeover: Takeover) -> 
     run(scenario)
 
 
+@pytest.mark.parametrize("behind", [0, 1])
 def test_the_output_of_a_savepoint_is_taken_back_where_the_next_begins_before_it(
-    takeover: Takeover,
+    takeover: Takeover, behind: int
 ) -> None:
     async def scenario() -> None:
-        await takeover.first(savepoint(takeover), 1, lambda: bool(takeover.mark("manifest")))
+        is_there = lambda: bool(takeover.mark("manifest"))  # noqa: E731
+        await takeover.first(savepoint(takeover), 1, is_there, behind=behind)
         async with takeover.second() as cluster:
             found = await ended(cluster)
             assert found.status == client_pb2.OPERATION_STATUS_FAILED
             assert "--in-doubt leave" in found.message
             assert takeover.mark("taken-back")
             assert not takeover.mark("committed")
+
+    run(scenario)
+
+
+@pytest.fixture
+def going_on(cluster_of: Any, make_graph: Any, tmp_path: Path) -> Takeover:
+    """Its job's tasks can go on under the second."""
+    graph = make_graph()
+    graph.vertices[1].operators[0].sink.discard.SetInParent()
+    return Takeover(cluster_of, graph, tmp_path)
+
+
+@pytest.mark.parametrize("ask", [savepoint, stop, checkpoint])
+def test_what_is_asked_of_the_next_waits_until_it_has_the_job(going_on: Takeover, ask: Any) -> None:
+    async def other(cluster: Any) -> Any:
+        request = client_pb2.TriggerCheckpointRequest(job_id=JOB, operation_id="other")
+        return await cluster.client.TriggerCheckpoint(request)
+
+    async def scenario() -> None:
+        await going_on.first(other, 0, lambda: True)
+        asked: list[Any] = []
+
+        async def before(cluster: Any) -> None:
+            asked.append(asyncio.ensure_future(ask(going_on)(cluster)))
+            while not is_kept(going_on):  # noqa: ASYNC110 - a thread writes it
+                await asyncio.sleep(0.01)
+
+        async with going_on.second_with_its_tasks(before):
+            assert (await asked[0]).checkpoint_id > 1
+
+    run(scenario)
+
+
+def test_the_output_of_a_savepoint_is_committed_by_the_next_where_its_tasks_go_on(
+    going_on: Takeover,
+) -> None:
+    async def scenario() -> None:
+        await going_on.first(savepoint(going_on), 1, lambda: bool(going_on.mark("manifest")))
+        async with going_on.second_with_its_tasks() as cluster:
+            found = await ended(cluster)
+            assert found.status == client_pb2.OPERATION_STATUS_COMPLETED, found.message
+            assert going_on.mark("committed")
+            assert not going_on.mark("taken-back")
 
     run(scenario)
 
