@@ -32,7 +32,8 @@ NAMES = _words(
     """
     artifact backend cloudpickle_version cluster_id codec key_codec collect_id colocation_group column compression delimiter directory display_name
     edge_id error_class exception file format function host host_id id incarnation instance java_version job_id job_name kind name operator
-    operator_uid path checkpoint_directory shared_directory promoted_as python_version client_version rpc_address side_tag slot_group target
+    operator_uid path checkpoint_directory shared_directory promoted_as python_version client_version replaces_job_id rpc_address
+    side_tag slot_group sort_by target
     slot_id operation_id source_vertex store tag target_vertex taskmanager_id tcp_host uid unix_path updates_of version vertex late_tag key
     """
 )
@@ -82,6 +83,7 @@ COUNTS: dict[str, int] = {
     "key_columns": 10_000,
     "partition_by": 10_000,
     "unread_columns": 100_000,
+    "sort_by": 10_000,
     "input_schemas": 1_000,
     "nulls": 10_000,
     "optional": 100_000,

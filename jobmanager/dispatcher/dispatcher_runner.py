@@ -90,6 +90,7 @@ class DispatcherRunner:
         self._jitter = partial(random.Random().uniform, -1.0, 1.0)
         self._log = structlog.get_logger(__name__)
         self.jobs = KnownJobs(config.jobmanager_retained_jobs)
+        cluster.partitions.read_by_jobs = self.jobs.reads
         self._checks = SubmissionChecksRunner(config, self.jobs)
         self._records = StoreCallsRunner("the jobs' records", _RECORD_TIMEOUT_MS, lambda: None)
         self._ends = EndedJobsRunner(
@@ -200,17 +201,17 @@ class DispatcherRunner:
         if job_id in self.jobs:
             return
         self._check_not_stopping()
-        self._cluster.partitions.check_persisted(graph)
-        if start is not None and start.is_claim:
-            await self._checks.claim(start)
-        now_ms = self._clock.now_ms()
-        await self._records.run("store", partial(self._store.save, job_id, graph, now_ms))
-        if job_id in self.jobs:
-            return
-        if self._stopping:  # nobody has been told of it
-            await self._records.run("remove", partial(self._store.remove, job_id))
-            self._check_not_stopping()
-        self._begin(job, now_ms, self._options(job))
+        with self._cluster.partitions.checked(graph):
+            if start is not None and start.is_claim:
+                await self._checks.claim(start)
+            now_ms = self._clock.now_ms()
+            await self._records.run("store", partial(self._store.save, job_id, graph, now_ms))
+            if job_id in self.jobs:
+                return
+            if self._stopping:  # nobody has been told of it
+                await self._records.run("remove", partial(self._store.remove, job_id))
+                self._check_not_stopping()
+            self._begin(job, now_ms, self._options(job))
         self._log.info("job.accepted", job_id=job_id, name=graph.name)
         if job.settings.warning:
             self._log.warning("job.without_checkpoints", job_id=job_id, reason=job.settings.warning)
@@ -314,8 +315,7 @@ class DispatcherRunner:
             await self._sweep_artifacts()
 
     async def _sweep_artifacts(self) -> None:
-        in_use = self.jobs.artifacts_in_use()
-        if in_use is not None:
+        if (in_use := self.jobs.artifacts_in_use()) is not None:
             await self._artifacts.sweep(in_use)
 
     async def _quarantine(self, record: JobRecord, error: Exception) -> None:

@@ -115,6 +115,14 @@ class KnownJobs(dict[str, KnownJob]):
         job = self.get(job_id)
         return job is not None and job.record.ended
 
+    def reads(self) -> frozenset[tuple[str, str]] | None:
+        """Name and job of what other jobs have left and jobs read that have not ended; None where that is not known of one
+        that cannot be read."""
+        unended = [job for job in self.values() if not job.record.ended]
+        if any(job.unreadable is not None for job in unended):
+            return None
+        return frozenset().union(*(job.record.reads for job in unended))
+
     def needing(self, uri: str) -> str | None:
         """A job that has not ended, and was started from what lies there or below, and needs it still; None = none does."""
         for job_id, job in self.items():

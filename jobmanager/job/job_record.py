@@ -27,6 +27,7 @@ from jobmanager.job.job_master import JobMaster
 from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.messages.job_state import JobState, is_terminal
 from jobmanager.rpc.graph_convert import attempt_key, cause_message
+from penstock.graph.persisted import persisted_sources
 from penstock.graph.start_command import start_command
 from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
 
@@ -71,6 +72,8 @@ class JobRecord:
     ) -> None:
         self.job_id = job_id
         self.name = graph.name
+        self.reads = frozenset((one.name, one.job_id) for one in persisted_sources(graph))
+        """Of what other jobs have left: name and job."""
         self.state = JobState.CREATED
         self.submitted_at_ms = submitted_at_ms
         self.ended_at_ms = 0

@@ -2,7 +2,7 @@
 
 It counts when all TaskManagers have their part and the first of them has been told so: what a JobManager that dies
 before leaves is nothing, and is removed. What had the name before goes last, so that there is always
-something complete to read.
+something complete to read, and not before the jobs that read it have ended.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from common.clock import Clock
 from common.pb import internal_pb2
 from jobmanager.messages import job_effects
 from jobmanager.rpc.graph_convert import partition_id
+from jobmanager.rpc.partition_convert import partition_of
 from jobmanager.rpc.persisted_convert import persisted_edges, persisted_sink
 from jobmanager.scheduler.held_partitions_runner import HeldPartitionsRunner
 from penstock.errors import StoreNotFound, StreamError
@@ -28,7 +29,7 @@ class _Output:
     """One persisted stream of the job, and its partitions by TaskManager."""
 
     promoted: internal_pb2.PromotedSet
-    overwrites: bool
+    sink: graph_pb2.PersistSink
     partitions: dict[str, list[internal_pb2.PartitionId]] = field(default_factory=dict)
 
 
@@ -63,21 +64,39 @@ class PromotionRunner:
         with ExitStack() as claims:
             for name in names:
                 claims.enter_context(self._held.claimed(name))
-            # What an earlier try of this job may have left.
-            await self._drop(names)
-            for output in outputs:
-                if not output.overwrites:
-                    self._held.check_free(output.promoted.name)
-            try:
-                for output in outputs:
-                    await self._promote(output)
-                for output in outputs:
-                    output.promoted.confirmed = True
-                    await self._promote(output)
-            except StreamError:
+            if not all(self._is_promoted(output) for output in outputs):
+                # What an earlier try of this job may have left.
                 await self._drop(names)
-                raise
-            await self._drop_replaced(names)
+                await self._promote_all(outputs)
+            for name in names:
+                await self._drop_replaced(name)
+
+    async def _promote_all(self, outputs: Sequence[_Output]) -> None:
+        for output in outputs:
+            self._held.check_replaces(output.sink)
+        try:
+            for output in outputs:
+                await self._promote(output)
+            for output in outputs:
+                output.promoted.confirmed = True
+                await self._promote(output)
+        except StreamError:
+            await self._drop([output.promoted.name for output in outputs])
+            raise
+
+    def _is_promoted(self, output: _Output) -> bool:
+        """An earlier JobManager has done it, and what had the name may be gone already: it stays as it is."""
+        wanted = {
+            (taskmanager_id, partition_of(one))
+            for taskmanager_id, ids in output.partitions.items()
+            for one in ids
+        }
+        return any(
+            found.whole.job_id == self._job_id
+            and found.whole.name == output.promoted.name
+            and {(part.taskmanager_id, part.partition_id) for part in found.parts} == wanted
+            for found in self._held.promoted()
+        )
 
     async def _promote(self, output: _Output) -> None:
         for taskmanager_id, ids in output.partitions.items():
@@ -112,10 +131,11 @@ class PromotionRunner:
                 job_id=self._job_id,
                 schema=edge.schema,
                 partition_count=count,
-                promoted_at_ms=self._clock.now_ms(),
+                # Clocks differ between JobManagers, and what is newer counts.
+                promoted_at_ms=max(self._clock.now_ms(), self._held.newest_ms(sink.name) + 1),
                 updates_of=sink.updates_of,
             ),
-            sink.overwrite,
+            sink,
         )
         for partition in own:
             ids = output.partitions.setdefault(partition.taskmanager_id, [])
@@ -128,13 +148,10 @@ class PromotionRunner:
             for holder in self._held.holders(name, self._job_id):
                 await self._drop_on(holder, name, self._job_id)
 
-    async def _drop_replaced(self, names: Iterable[str]) -> None:
-        """Removes what other jobs have promoted."""
-        for name in names:
-            for found in self._held.promoted():
-                job_id = found.whole.job_id
-                if found.whole.name != name or job_id == self._job_id:
-                    continue
+    async def _drop_replaced(self, name: str) -> None:
+        """Removes what other jobs have promoted, and nobody reads."""
+        for job_id in self._held.replaced(name):
+            if job_id != self._job_id:
                 for holder in self._held.holders(name, job_id):
                     await self._drop_on(holder, name, job_id)
 

@@ -97,6 +97,30 @@ class HeldPartitions:
         left = there - self.confirmed().keys()
         return tuple(sorted(key for key in left if not needs_partitions(key[1])))
 
+    def replaced(self, name: str) -> list[str]:
+        """Jobs whose sets had a name before the newest one took it."""
+        return [found.whole.job_id for found in self.promoted() if found.whole.name == name][:-1]
+
+    def replaced_at(
+        self, taskmanager_id: str, needs_partitions: Callable[[str], bool]
+    ) -> tuple[tuple[str, str], ...]:
+        """Names and jobs under which a TaskManager holds what has been replaced for good.
+
+        Args:
+            taskmanager_id: which.
+            needs_partitions: whether a job is known and has not ended: one that has replaced something may have to do
+                so again.
+        """
+        there = {(one.name, one.job_id) for one in self.of(taskmanager_id).promoted}
+        newest = {found.whole.name: found.whole.job_id for found in self.promoted()}
+        return tuple(
+            sorted(
+                (name, job_id)
+                for name, job_id in there & self.confirmed().keys()
+                if newest[name] != job_id and not needs_partitions(newest[name])
+            )
+        )
+
     def confirmed(self) -> Mapping[tuple[str, str], PromotedSet]:
         """What was promoted as a whole, by name and job: it is enough that one TaskManager has been told."""
         return {

@@ -1,7 +1,8 @@
 """What outlives its job under a name, and whether it can be read (pure).
 
 A set is readable when each partition that was promoted is still there. Under one name there may be more
-than one set for a moment, while one takes the place of another: the newest complete one counts.
+than one set, while one takes the place of another, and as long as jobs read what had the name before: for others the newest one
+counts, also where some of it is gone, since what is older may say something else.
 """
 
 from __future__ import annotations
@@ -80,10 +81,10 @@ def newest_named(promoted: Sequence[PromotedPartitions], name: str) -> PromotedP
         raise JobRejected(
             f"nothing is persisted as {name!r}{nearest_hint(name, names)}; the names there are: {there_are}"
         )
-    complete = [found for found in named if not found.missing]
-    if not complete:
-        raise JobRejected(gone(name, named[-1].whole.job_id, named[-1].whole, named[-1].missing))
-    return complete[-1]
+    newest = named[-1]
+    if newest.missing:
+        raise JobRejected(gone(name, newest.whole.job_id, newest.whole, newest.missing))
+    return newest
 
 
 def of_job(
@@ -114,6 +115,14 @@ def name_taken(name: str) -> str:
     return (
         f"something is persisted as {name!r} already: persist(..., overwrite=True) replaces it, and "
         f"`penstock partitions --drop {name}` removes it"
+    )
+
+
+def replaced_meanwhile(name: str, job_id: str) -> str:
+    """Why a job cannot replace what another one has left under a name."""
+    return (
+        f"what is persisted as {name!r} is not what job {job_id} has left there, and this job was built from: it was "
+        "dropped or replaced meanwhile, and stays as it is. Run this again"
     )
 
 

@@ -72,16 +72,16 @@ def partition_message(partition_id: PartitionId) -> internal_pb2.PartitionId:
     )
 
 
+def partition_of(message: internal_pb2.PartitionId) -> PartitionId:
+    """The id that TaskManagers are told."""
+    return PartitionId(message.edge_id, message.vertex, message.subtask_index, message.attempt)
+
+
 def _partitions(messages: Iterable[internal_pb2.HeldPartition]) -> tuple[HeldPartition, ...]:
     return tuple(
         HeldPartition(
             message.job_id,
-            PartitionId(
-                message.partition.edge_id,
-                message.partition.vertex,
-                message.partition.subtask_index,
-                message.partition.attempt,
-            ),
+            partition_of(message.partition),
             message.rows,
             message.size_bytes,
             message.promoted_as,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -19,6 +20,7 @@ from jobmanager.partitions.promoted import (
     PromotedPartitions,
     name_taken,
     of_job,
+    replaced_meanwhile,
 )
 from jobmanager.rpc.partition_convert import holdings_of, partition_details
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
@@ -55,6 +57,10 @@ class HeldPartitionsRunner:
         self._settles_in_s = settles_in_s
         self._changed = asyncio.Event()
         self._claimed: set[str] = set()
+        self.read_by_jobs: Callable[[], Collection[tuple[str, str]] | None] = frozenset
+        """Names and jobs of sets that jobs read which are known and have not ended; None = that cannot be told."""
+        self._read_by_new: list[Collection[tuple[str, str]]] = []
+        """The same of jobs that are being accepted."""
         self._log = structlog.get_logger(__name__)
         self.counts = (0, 0)
         """Number and bytes of all; replaced as a whole, so that any thread may read it."""
@@ -98,8 +104,8 @@ class HeldPartitionsRunner:
     def release_unneeded(
         self, taskmanager_id: str, needs_partitions: Callable[[str], bool]
     ) -> None:
-        """Begins to release what a TaskManager holds of jobs that do not need it, and what broken promotions
-        have left.
+        """Begins to release what a TaskManager holds of jobs that do not need it, what broken promotions
+        have left, and what was replaced and nobody reads.
 
         Args:
             taskmanager_id: which.
@@ -108,7 +114,9 @@ class HeldPartitionsRunner:
         for job_id in self._held.unneeded_jobs(taskmanager_id, needs_partitions):
             self._begin_release(taskmanager_id, job_id)
         if self._is_settled:  # who has been told that a set is whole may still have to register
-            for name, job_id in self._held.unconfirmed(taskmanager_id, needs_partitions):
+            left = self._held.unconfirmed(taskmanager_id, needs_partitions)
+            replaced = self._held.replaced_at(taskmanager_id, needs_partitions)
+            for name, job_id in (*left, *self._unread(replaced)):
                 self._begin_release(taskmanager_id, job_id, name)
 
     def _begin_release(self, taskmanager_id: str, job_id: str, promoted_as: str = "") -> None:
@@ -139,13 +147,16 @@ class HeldPartitionsRunner:
         Args:
             promoted: only those that outlive their job.
         """
+        newest = {(found.whole.name, found.whole.job_id) for found in self._newest()}
         confirmed = self._held.confirmed()
-        return [
-            partition_details(taskmanager_id, partition)
-            for taskmanager_id, partition in self._held.all()
-            if (partition.promoted_as, partition.job_id) in confirmed
-            or not (promoted or partition.promoted_as)
-        ]
+        details = []
+        for taskmanager_id, partition in self._held.all():
+            key = partition.promoted_as, partition.job_id
+            if key in confirmed and key not in newest:
+                partition = replace(partition, promoted_as="")  # another one has the name
+            if key in newest or (not promoted and (key in confirmed or not partition.promoted_as)):
+                details.append(partition_details(taskmanager_id, partition))
+        return details
 
     async def drop(self, name: str) -> int:
         """Drops what was promoted under a name; returns how many partitions that were.
@@ -193,8 +204,30 @@ class HeldPartitionsRunner:
         self.observe(taskmanager_id, holdings_of(holdings))
 
     def promoted(self) -> list[PromotedPartitions]:
-        """What outlives its job."""
+        """What outlives its job, and what had the same name before and is still there."""
         return self._held.promoted()
+
+    def _newest(self) -> Collection[PromotedPartitions]:
+        return {found.whole.name: found for found in self.promoted()}.values()
+
+    def newest_ms(self, name: str) -> int:
+        """When what has a name was promoted; 0 = nothing has it."""
+        return next(
+            (found.whole.promoted_at_ms for found in self._newest() if found.whole.name == name), 0
+        )
+
+    def replaced(self, name: str) -> list[str]:
+        """Jobs whose sets had a name before, and which nobody reads."""
+        replaced = [(name, job_id) for job_id in self._held.replaced(name)]
+        return [job_id for _, job_id in self._unread(replaced)]
+
+    def _unread(self, sets: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Those of sets, by name and job, that no job reads."""
+        read = self.read_by_jobs()
+        if read is None:
+            return []
+        new = {key for keys in self._read_by_new for key in keys}
+        return [key for key in sets if key not in read and key not in new]
 
     def holders(self, name: str, job_id: str) -> list[str]:
         """TaskManagers with partitions that one job has promoted under a name."""
@@ -240,18 +273,39 @@ class HeldPartitionsRunner:
         if any(found.whole.name == name for found in self.promoted()):
             raise JobRejected(name_taken(name))
 
-    def check_persisted(self, graph: graph_pb2.JobGraph) -> None:
-        """Checks that a new job finds what it reads, and that the names are free that it persists under.
+    def check_replaces(self, sink: graph_pb2.PersistSink) -> None:
+        """Checks that a job may take a name.
+
+        Raises:
+            JobRejected: something has it, or something else than what it means to replace.
+        """
+        if not sink.overwrite:
+            self.check_free(sink.name)
+        elif sink.replaces_job_id:
+            newest = {found.whole.name: found.whole.job_id for found in self.promoted()}
+            if newest.get(sink.name) != sink.replaces_job_id:
+                raise JobRejected(replaced_meanwhile(sink.name, sink.replaces_job_id))
+
+    @contextlib.contextmanager
+    def checked(self, graph: graph_pb2.JobGraph) -> Iterator[None]:
+        """Checks that a new job finds what it reads, and that the names are free that it persists under; within it,
+        what it reads stays.
 
         Raises:
             JobRejected: it does not, or they are not.
         """
+        sources = persisted_sources(graph)
         promoted = self.promoted()
-        for source in persisted_sources(graph):
+        for source in sources:
             try:
                 of_job(promoted, source.name, source.job_id)
             except Unrecoverable as error:
                 raise JobRejected(str(error)) from error
         for sink in persist_sinks(graph):
-            if not sink.overwrite:
-                self.check_free(sink.name)
+            self.check_replaces(sink)
+        read = [(source.name, source.job_id) for source in sources]
+        self._read_by_new.append(read)
+        try:
+            yield
+        finally:
+            self._read_by_new.remove(read)

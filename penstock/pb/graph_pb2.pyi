@@ -1485,21 +1485,31 @@ class PersistSink(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     OVERWRITE_FIELD_NUMBER: _builtins.int
     UPDATES_OF_FIELD_NUMBER: _builtins.int
+    SORT_BY_FIELD_NUMBER: _builtins.int
+    REPLACES_JOB_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     overwrite: _builtins.bool
     """What has the name goes."""
     updates_of: _builtins.str
     """What comes are updates: the operator that gives them out. "" = rows."""
+    replaces_job_id: _builtins.str
+    """With overwrite: the job whose rows have the name. Where others have it by then, nothing is replaced. "" = whatever has it."""
+    @_builtins.property
+    def sort_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Columns that the rows of each partition are put in order of, the first one first; none = as they come."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         overwrite: _builtins.bool = ...,
         updates_of: _builtins.str = ...,
+        sort_by: _abc.Iterable[_builtins.str] | None = ...,
+        replaces_job_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "overwrite", b"overwrite", "updates_of", b"updates_of"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "overwrite", b"overwrite", "replaces_job_id", b"replaces_job_id", "sort_by", b"sort_by", "updates_of", b"updates_of"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

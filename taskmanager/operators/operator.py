@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -55,6 +56,7 @@ class OperatorContext:
         takes_checkpoints: output is committed by checkpoints, not at the end of the job.
         is_speculative: another attempt of the subtask runs, and may yet be the one that counts.
         spark: the slot's; None = there is none.
+        work_directory: for files of the operator's own, missing at first; it goes with the slot. None = there is none.
     """
 
     job_id: str
@@ -83,6 +85,7 @@ class OperatorContext:
     is_speculative: bool = False
     submit: Callable[[Callable[[], Any]], Future[Any]] = run_at_once
     spark: SparkDriverRunner | None = None
+    work_directory: Path | None = None
 
 
 class Handling(Enum):

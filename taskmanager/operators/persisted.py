@@ -7,6 +7,7 @@ the other. Event time is not kept: whoever reads says what his event time is, as
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import pyarrow as pa
 from typing_extensions import override
@@ -14,18 +15,36 @@ from typing_extensions import override
 from common.elements import OperatorOutput, StreamStatus, Watermark
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes, user_batch
-from taskmanager.operators.operator import NOTHING, Operator
+from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
+from taskmanager.operators.row_sorter import RowSorter
+
+_SORT_MEMORY_BYTES: Final = 64 << 20
 
 
 class PersistOperator(Operator):
-    """Passes on the user's columns, and nothing that depends on when they came."""
+    """Passes on the user's columns, and nothing that depends on when they came; in order, where that is asked for."""
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
-        """Needs nothing of its specification."""
+        self._sort_by = tuple(spec.sink.persist.sort_by)
+        self._sorter: RowSorter | None = None
+
+    @override
+    def open(self, context: OperatorContext) -> None:
+        super().open(context)
+        if self._sort_by:
+            assert context.work_directory is not None, "tasks have one"
+            self._sorter = RowSorter(self._sort_by, context.work_directory, _SORT_MEMORY_BYTES)
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
-        return (user_batch(batch),)
+        if self._sorter is None:
+            return (user_batch(batch),)
+        self._sorter.add(user_batch(batch))
+        return NOTHING
+
+    @override
+    def on_end_of_data(self) -> Iterable[OperatorOutput]:
+        return NOTHING if self._sorter is None else self._sorter.ordered()
 
     @override
     def on_watermark(self, watermark: Watermark) -> Iterable[OperatorOutput]:
@@ -34,6 +53,11 @@ class PersistOperator(Operator):
     @override
     def on_stream_status(self, status: StreamStatus) -> Iterable[OperatorOutput]:
         return NOTHING
+
+    @override
+    def close(self) -> None:
+        if self._sorter is not None:
+            self.context.submit(self._sorter.close)
 
 
 class PersistedSourceOperator(Operator):

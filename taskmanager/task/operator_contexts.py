@@ -187,6 +187,9 @@ class OperatorContexts:
             takes_checkpoints=self._deployment.takes_checkpoints,
             is_speculative=self._deployment.is_speculative,
             spark=services.spark,
+            work_directory=services.work_directory
+            / "operators"
+            / f"{attempt.vertex}-{attempt.subtask_index}-{attempt.attempt}-{node}",
         )
 
     def _wake(self) -> None:

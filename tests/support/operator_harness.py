@@ -131,6 +131,7 @@ class OperatorHarness:
             origins=cast("Any", SimpleNamespace(open=(), current="", input_index=0)),
             restored_checkpoint_id=1 if restored else 0,
             spark=spark,
+            work_directory=work_directory,
         )
         operator.open(self.context)
 

@@ -7,6 +7,7 @@ compared with what pyarrow makes of the same rows.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 import time
 from decimal import Decimal
@@ -14,8 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 import penstock as ps
+from penstock.cli.partitions import partitions
 from penstock.client.client import Client
 from penstock.local.local_cluster import LocalCluster
 from tests.integration.conftest import NewEnvironment
@@ -139,6 +142,36 @@ def test_a_job_with_many_stages_has_the_rows_that_their_functions_make(
     last = {row["k"]: (row["rows"], row["most"]) for row in counted}
     assert last == {k: (len(range(k, 20_000, 7)), max(range(k, 20_000, 7))) for k in range(7)}
     assert "joining\n" in b"".join(chunk.data for chunk in client.logs(handle.job_id)).decode()
+
+
+def test_the_command_line_has_spark_put_what_is_persisted_in_order(
+    new_env: NewEnvironment, address: str
+) -> None:
+    def numbers(start: int, count: int) -> pa.RecordBatch:
+        n = [i * 7_919 % 20_000 for i in range(start, start + count)]
+        return pa.RecordBatch.from_pydict(
+            {"a`b": [None if i % 5 == 0 else i for i in n], "big": n},
+            schema=pa.schema([("a`b", pa.int64()), ("big", pa.uint64())]),
+        )
+
+    env = new_env(3)
+    env.generate(numbers, rows=20_000).persist("shuffled")
+    env.execute("persist")
+    keys = [part for key, value in SMALL.items() for part in ("-D", f"{key}={value}")]
+    options = ["--compact", "shuffled", "--spark", "--sort-by", "a`b", "--sort-by", "big", *keys]
+    ended = CliRunner().invoke(partitions, [*options, "--jobmanager", address, "--json"])
+    assert ended.exit_code == 0, ended.output
+    assert json.loads(ended.stdout)["after"]["partitions"] == 1
+    read = new_env(1)
+    rows = read.read_persisted("shuffled").collect()
+    read.execute("read")
+    some = [n for n in range(20_000) if n % 5]
+    ordered = [(n, n) for n in some] + [(None, n) for n in range(0, 20_000, 5)]
+    assert [(row["a`b"], row["big"]) for row in rows] == ordered
+    assert (
+        CliRunner().invoke(partitions, ["--drop", "shuffled", "--jobmanager", address]).exit_code
+        == 0
+    )
 
 
 def test_what_a_stage_fails_with_is_the_users_and_the_job_ends(new_env: NewEnvironment) -> None:

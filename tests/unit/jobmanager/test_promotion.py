@@ -152,13 +152,14 @@ def held(job_id: str, subtask_index: int, name: str = "mine") -> HeldPartition:
     return HeldPartition(job_id, PartitionId("kept", "v0", subtask_index, 0), 5, 50, name)
 
 
-def test_the_newest_complete_set_of_a_name_counts() -> None:
+def test_the_newest_set_of_a_name_counts() -> None:
     table = HeldPartitions()
     old, new = promoted("old", 2, 1), promoted("new", 2, 2)
     table.observe("a", Holdings((held("old", 1), held("new", 0)), promoted=(old, new), version=1))
     table.observe("b", Holdings((held("old", 0),), promoted=(old,), version=1))
-    assert newest_named(table.promoted(), "mine").whole == old
-    parts = newest_named(table.promoted(), "mine").parts
+    with pytest.raises(JobRejected, match=r"1 of the 2 partitions that job new .* subtasks 1"):
+        newest_named(table.promoted(), "mine")
+    parts = of_job(table.promoted(), "mine", "old")
     assert [(p.taskmanager_id, p.subtask_index) for p in parts] == [("b", 0), ("a", 1)]
     table.observe("b", Holdings((held("old", 0), held("new", 1)), promoted=(old, new), version=3))
     assert newest_named(table.promoted(), "mine").whole == new
