@@ -13,6 +13,20 @@ SPARK_PREFIX = "spark."
 SPARK_OWN_KEYS = "spark.*"
 """Stands for all keys that begin so."""
 
+PINNED = {
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.decimalOperations.allowPrecisionLoss": "true",
+    "spark.sql.subexpressionElimination.skipForShortcutExpr": "true",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.variable.substitute": "false",
+}
+"""What a session must have for results of relational parts of jobs to be those of our engine."""
+
 _SECRET = re.compile(r"secret|password|passphrase|token|access[.-]?key|credential", re.IGNORECASE)
 
 
@@ -61,6 +75,20 @@ def spark_text(value: object) -> str:
 def is_local_master(master: str) -> bool:
     """Whether Spark runs in the driver's own process."""
     return master == "local" or master.startswith("local[")
+
+
+def pinned_problem(own: Mapping[str, str]) -> str:
+    """Which keys of a job do not go with parts of it that are compiled for Spark, "" = none.
+
+    Example: with ANSI mode off, integers that overflow would wrap around.
+        >>> pinned_problem({"spark.sql.ansi.enabled": "false", "spark.sql.shuffle.partitions": "8"})
+        'spark.sql.ansi.enabled is false, and must be true'
+    """
+    return "; ".join(
+        f"{key} is {own[key]}, and must be {value}"
+        for key, value in PINNED.items()
+        if own.get(key, value).lower() != value.lower()
+    )
 
 
 def spark_problem(own: Mapping[str, str], directory: str) -> str:

@@ -7,7 +7,7 @@ built once, so that a node costs a few microseconds per batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -147,6 +147,20 @@ def compile_expression(expression: Expr, schema: pa.Schema) -> CompiledExpressio
             raise
         raise ExpressionError(f"{e} (in the expression {text})") from e
     return CompiledExpression(text, bound.type, bound.evaluate, bound.constant)
+
+
+def bound(expression: Expr, schema: pa.Schema) -> tuple[pa.DataType, pa.Scalar | None]:
+    """The type of an expression, and its value where it depends on no column."""
+    found = _bind(expression, schema)
+    return found.type, found.constant
+
+
+def bound_call(call: Call, schema: pa.Schema) -> tuple[list[pa.Scalar | None], Mapping[str, Any]]:
+    """The constants among a call's arguments, None where it depends on a column, and its options: as they are computed with."""
+    arguments = [_bind(argument, schema) for argument in call._arguments]
+    _adopt_literals(call, arguments)
+    options = _adopted_options(call, [argument.type for argument in arguments])
+    return [argument.constant for argument in arguments], options
 
 
 class _Bound:

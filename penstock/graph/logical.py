@@ -167,11 +167,13 @@ class SparkStage:
     Attributes:
         timeout_ms: how long it may take, 0 = as long as it likes.
         cores: of Spark in local mode, 0 = as many as the TaskManager has slots.
+        is_compiled: the function was compiled from relational operators, so the session has to be as they mean it.
     """
 
     function: object
     timeout_ms: int
     cores: int
+    is_compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +287,7 @@ class Properties:
         exchange: type of the exchange that its main output goes through.
         deterministic: whether equal input gives equal output.
         colocation_group: whose subtasks of equal index share a slot and are restarted together.
+        engine: "penstock" where a part for Spark begins behind it.
     """
 
     uid: str = ""
@@ -295,6 +298,7 @@ class Properties:
     exchange: graph_pb2.ResultPartitionType.ValueType | None = None
     deterministic: bool | None = None
     colocation_group: str = ""
+    engine: str = ""
     on_error: graph_pb2.ErrorPolicy = field(default_factory=graph_pb2.ErrorPolicy)
 
 

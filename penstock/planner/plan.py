@@ -9,6 +9,7 @@ from pathlib import Path
 from penstock.client.artifacts import LocalArtifact
 from penstock.client.code_shipping import collect_code
 from penstock.config import Configuration
+from penstock.config.spark_keys import PINNED, pinned_problem
 from penstock.errors import JobRejected
 from penstock.functions.user_code import cloudpickle_version, python_version, shipping
 from penstock.graph.job_graph import validate
@@ -19,6 +20,7 @@ from penstock.graph.logical import (
     Process,
     ReadSource,
     RunningAggregate,
+    SparkStage,
     WindowAggregate,
     is_spark,
     reachable,
@@ -72,6 +74,7 @@ def plan_job(
     nodes = reachable(list(sinks))
     _check_runtime_mode(nodes, config)
     _check_spark(nodes, config)
+    config = _pinned(nodes, config)
     warnings = _check_uids(nodes, config)
     code = collect_code(py_files)
     with shipping(code.roots):
@@ -134,6 +137,20 @@ def _check_spark(nodes: Sequence[Node], config: Configuration) -> None:
             f"operator {name} runs on Spark, so the job cannot go on from a checkpoint: leave "
             "execution.checkpointing.interval out, or set it to none"
         )
+
+
+def _pinned(nodes: Sequence[Node], config: Configuration) -> Configuration:
+    """The configuration with what parts that were compiled for Spark need of its session."""
+    compiled = [n for n in nodes if isinstance(n.operation, SparkStage) and n.operation.is_compiled]
+    if not compiled:
+        return config
+    problem = pinned_problem(config.spark_keys)
+    if problem:
+        raise JobRejected(
+            f"operator {compiled[0].name!r} is compiled for Spark, with results that are those of Penstock: {problem}; "
+            "leave the key out"
+        )
+    return config.merged(PINNED)
 
 
 def _check_uids(nodes: Sequence[Node], config: Configuration) -> tuple[str, ...]:

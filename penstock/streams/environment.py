@@ -23,11 +23,13 @@ from penstock.graph.job_graph import explain, plan_dict
 from penstock.local.embedded import EmbeddedClusters
 from penstock.pb import client_pb2, graph_pb2
 from penstock.planner import PlannedJob, plan_job
+from penstock.pushdown.part_compiler import PENSTOCK, SPARK
 from penstock.storage.open_store import use_s3
 from penstock.storage.s3.settings import S3Settings
 from penstock.streams.job_builder import JobBuilder
 from penstock.streams.restart_strategies import RestartStrategyChoice
 from penstock.streams.sources import Sources
+from penstock.streams.stream_engines import check_engine, sinks_on_spark
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
@@ -151,24 +153,30 @@ class Environment(Sources):
             )
         self._config = self._config.with_restart_strategy(strategy.config)
 
-    def plan(self, name: str = "job") -> JobPlan:
+    def plan(self, name: str = "job", *, engine: str = "penstock") -> JobPlan:
         """The job as it would be submitted; nothing runs.
+
+        Args:
+            engine: as for ``submit``.
 
         Raises:
             JobRejected: it could not be.
         """
-        return JobPlan(self._plan(name).graph)
+        return JobPlan(self._plan(name, engine=engine).graph)
 
     def submit(
         self,
         name: str = "job",
         *,
+        engine: str = "penstock",
         from_savepoint: Path | None = None,
         claim: bool = False,
     ) -> JobHandle:
         """Submits the job and returns at once; the environment can then build another.
 
         Args:
+            engine: "spark": everything between sources and sinks is compiled for Spark, in batch mode; what does
+                not compile is refused (``Stream.engine``).
             from_savepoint: what to start from: a savepoint, the directory of a job's checkpoints, or one
                 ``chk-<n>`` in it.
             claim: that belongs to the job from then on, which removes what it needs no more; else it is left
@@ -180,7 +188,7 @@ class Environment(Sources):
         """
         _check_job_name(name)
         try:
-            planned = self._plan(name, start_configuration(from_savepoint, claim=claim))
+            planned = self._plan(name, start_configuration(from_savepoint, claim=claim), engine)
             override = current_override()
             if override.plan_only:
                 raise PlanCollected(planned.graph)
@@ -203,6 +211,7 @@ class Environment(Sources):
         self,
         name: str = "job",
         *,
+        engine: str = "penstock",
         from_savepoint: Path | None = None,
         claim: bool = False,
     ) -> JobResult:
@@ -219,7 +228,7 @@ class Environment(Sources):
         override = current_override()
         ends_with_rows = self._builder.is_limited and self._builder.is_endless
         with terminates_as_exception():
-            handle = self.submit(name, from_savepoint=from_savepoint, claim=claim)
+            handle = self.submit(name, engine=engine, from_savepoint=from_savepoint, claim=claim)
             if ends_with_rows:
                 handle.end_with_rows()
             if override.detach:
@@ -262,13 +271,19 @@ class Environment(Sources):
             raise JobRejected(f"read_persisted: {reason}")
         return found
 
-    def _plan(self, name: str, start: Mapping[str, object] | None = None) -> PlannedJob:
+    def _plan(
+        self, name: str, start: Mapping[str, object] | None = None, engine: str = PENSTOCK
+    ) -> PlannedJob:
         _check_job_name(name)
+        check_engine("execute", engine)
+        sinks = self._builder.sinks
+        if engine == SPARK:
+            sinks = sinks_on_spark(self._builder, sinks)
         override = current_override()
         config = self._config.merged(start or {}).merged(override.config)
         return plan_job(
             name,
-            self._builder.sinks,
+            sinks,
             config,
             py_files=override.py_files,
             requirements=override.requirements,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -59,6 +60,11 @@ class JobBuilder:
         if isinstance(operation, WriteSink):
             self.sinks.append(node)
         return node
+
+    def reading(self, sink: Node, source: NodeInput) -> Node:
+        """A sink of the job as it would be with another input; the job itself is left as it is."""
+        self._node_count += 1
+        return replace(sink, index=self._node_count - 1, inputs=(source,))
 
     def collect(self, schema: pa.Schema, limit: int) -> CollectedRows:
         """The rows of a new collect sink of this job."""

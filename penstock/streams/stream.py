@@ -46,6 +46,7 @@ from penstock.streams.job_builder import JobBuilder
 from penstock.streams.kept_keys import lost_keys, output_of
 from penstock.streams.operator_properties import OperatorProperties
 from penstock.streams.stream_columns import StreamColumns
+from penstock.streams.stream_engines import StreamEngines
 from penstock.streams.stream_outputs import StreamOutputs
 from penstock.streams.stream_pairs import StreamPairs
 from penstock.units import duration_ms
@@ -62,7 +63,7 @@ Schema = Any
 """A pa.Schema, a dataclass, a TypedDict, or a mapping of names to types."""
 
 
-class Stream(OperatorProperties, StreamColumns, StreamPairs, StreamOutputs):
+class Stream(OperatorProperties, StreamColumns, StreamPairs, StreamOutputs, StreamEngines):
     """Rows of one schema, made by ``env.read_...`` and by the methods below.
 
     A keyed stream stays keyed behind what leaves its key columns, and the places of its rows, alone.
@@ -428,6 +429,7 @@ class Stream(OperatorProperties, StreamColumns, StreamPairs, StreamOutputs):
     def _reference(self, routing: Routing) -> NodeInput:
         return replace(self._source, routing=routing)
 
+    @override
     def _last_operator(self, call: str) -> Node:
         if self._source.routing.is_asked:
             # The exchange behind an operator is the one that the routing asks for.

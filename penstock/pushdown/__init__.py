@@ -1,0 +1,1 @@
+"""Relational parts of jobs, compiled for Spark: what compiles, what it becomes, and how Spark does it."""
