@@ -74,18 +74,16 @@ class SegmentWriter:
             yield from self._written(waiting, size_bytes)
 
     def _written(self, batches: list[pa.RecordBatch], size_bytes: int) -> Iterator[memoryview]:
-        rows = _sorted(batches)
+        # Columns are narrowed for all parts at once: whoever writes holds the interpreter's lock for each column of each.
+        rows = _narrowed(_sorted(batches))
+        options = _options(rows.schema)
         groups = rows.column(0).to_numpy()
         self.row_count += len(groups)
         for start, stop in _cuts(groups, max(1, len(groups) * PART_BYTES // max(size_bytes, 1))):
-            checksum = size = 0
-            for piece in write_segment([rows.slice(start, stop - start)]):
-                checksum = zlib.crc32(piece, checksum)
-                size += len(piece)
-                yield piece
-            self.parts.append(
-                SegmentPart(int(groups[start]), int(groups[stop - 1]), size, checksum)
-            )
+            piece = _encoded(rows.slice(start, stop - start), options)
+            yield piece
+            first, last = int(groups[start]), int(groups[stop - 1])
+            self.parts.append(SegmentPart(first, last, len(piece), zlib.crc32(piece)))
 
 
 def _sorted(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
@@ -116,11 +114,18 @@ def _cuts(groups: np.ndarray, rows_min: int) -> Iterator[tuple[int, int]]:
 def write_segment(batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
     """The bytes of a segment, batch by batch, as these are made."""
     for batch in map(_narrowed, batches):
-        sink = pa.BufferOutputStream()
-        options = _PLAIN if _is_compact(batch.schema) else _COMPRESSED
-        with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
-            writer.write_batch(batch)
-        yield memoryview(sink.getvalue())
+        yield _encoded(batch, _options(batch.schema))
+
+
+def _encoded(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> memoryview:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+def _options(schema: pa.Schema) -> pa.ipc.IpcWriteOptions:
+    return _PLAIN if _is_compact(schema) else _COMPRESSED
 
 
 def _narrowed(batch: pa.RecordBatch) -> pa.RecordBatch:
