@@ -95,6 +95,17 @@ class SideOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenFiles:
+    """Rows that are in Parquet files already, for the sink that is next in the chain; stays within it.
+
+    Attributes:
+        files: path and number of rows of each: they are the sink's from now on.
+    """
+
+    files: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Yielded by a long-running operator between time slices: the mailbox may serve other mail."""
 
@@ -113,5 +124,5 @@ ControlElement = (
 StreamElement = pa.RecordBatch | ControlElement
 """What flows on an edge."""
 
-OperatorOutput = pa.RecordBatch | SideOutput | ControlElement | OriginEnded | Pause
+OperatorOutput = pa.RecordBatch | SideOutput | WrittenFiles | ControlElement | OriginEnded | Pause
 """What an operator yields."""

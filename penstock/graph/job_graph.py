@@ -19,6 +19,7 @@ from penstock.graph.operator_checks import (
     check_collect_ids,
     check_operator,
     decode_schema,
+    files_read,
     grouping_keys,
     has_two_inputs,
     input_schemas,
@@ -207,7 +208,7 @@ def _check_inputs(
         if edges:
             raise JobRejected(f"{where}: a source cannot have an input")
         return
-    if not edges:
+    if not edges and not files_read(head):
         raise JobRejected(f"{where}: it has no input")
     _check_target_inputs(head, edges, where)
     for edge in edges:
@@ -224,7 +225,7 @@ def _check_inputs(
 
 def _check_target_inputs(head: graph_pb2.Operator, edges: list[graph_pb2.Edge], where: str) -> None:
     """An operator with several inputs reads from all, every other one from its only one."""
-    wanted = set(range(len(input_schemas(head))))
+    wanted = set(range(len(input_schemas(head)))) - files_read(head)
     found = {edge.target_input for edge in edges}
     if found != wanted:
         raise JobRejected(

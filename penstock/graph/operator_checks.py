@@ -142,6 +142,11 @@ def input_schemas(operator: graph_pb2.Operator) -> list[bytes]:
     return [operator.input_schema, *second]
 
 
+def files_read(operator: graph_pb2.Operator) -> frozenset[int]:
+    """The numbers of the inputs that no edge feeds, since Spark reads them itself."""
+    return frozenset(files.input for files in operator.spark.files)
+
+
 def second_keys(operator: graph_pb2.Operator) -> tuple[str, ...] | None:
     """The keys that rows of the second input are routed by; () = they go to all subtasks, None = any way."""
     if operator.WhichOneof("spec") == "join":
@@ -263,6 +268,8 @@ def _check_spark(operator: graph_pb2.Operator, output: pa.Schema, where: str) ->
     schemas = [decode_schema(schema, where) for schema in operator.spark.input_schemas]
     for schema in schemas:
         check_for_spark(where, schema)
+    if not files_read(operator) <= set(range(len(schemas))):
+        raise JobRejected(f"{where}: it has files for an input that it has not")
     check_from_spark(where, output)
     if not schemas or EVENT_TIME in {
         name for schema in (*schemas, output) for name in schema.names

@@ -153,14 +153,12 @@ def operator_detail(operator: graph_pb2.Operator) -> str:
         case "row_function":
             rows = operator.row_function
             return f"{_ROW_FUNCTIONS[rows.kind]}({rows.function.display_name})"
-        case "batch_function" | "spark" as kind:
-            return str(getattr(operator, kind).function.display_name)
+        case "batch_function":
+            return operator.batch_function.function.display_name
+        case "spark":
+            return _spark_detail(operator.spark)
         case "event_time":
-            time = operator.event_time
-            if time.in_any_order:
-                return f"{time.column}, in any order"
-            idle = f", idle after {time.idle_timeout_ms} ms" if time.idle_timeout_ms else ""
-            return f"{time.column}, out of order by {time.out_of_orderness_ms} ms{idle}"
+            return _event_time_detail(operator.event_time)
         case "window_aggregate":
             spec = operator.window_aggregate
             window, grouped = window_text(spec.window), _grouped(spec.keys, spec.aggregates)
@@ -218,9 +216,22 @@ def _source_detail(source: graph_pb2.SourceSpec) -> str:
         case "persisted":
             return f"{source.persisted.name} of job {source.persisted.job_id}"
         case "spark":
-            return source.spark.function.display_name
+            return _spark_detail(source.spark)
         case _:
             return source.custom.display_name
+
+
+def _event_time_detail(time: graph_pb2.EventTimeSpec) -> str:
+    if time.in_any_order:
+        return f"{time.column}, in any order"
+    idle = f", idle after {time.idle_timeout_ms} ms" if time.idle_timeout_ms else ""
+    return f"{time.column}, out of order by {time.out_of_orderness_ms} ms{idle}"
+
+
+def _spark_detail(spec: graph_pb2.SparkSpec) -> str:
+    reads = [f"reads {files.source.path}" for files in spec.files]
+    writes = [f"writes {spec.output_directory}"] if spec.output_directory else []
+    return ", ".join([spec.function.display_name, *reads, *writes])
 
 
 def _process_detail(process: graph_pb2.ProcessSpec) -> str:

@@ -1527,15 +1527,25 @@ class SparkSpec(_message.Message):
     INPUT_SCHEMAS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     CORES_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    OUTPUT_DIRECTORY_FIELD_NUMBER: _builtins.int
+    OUTPUT_UID_FIELD_NUMBER: _builtins.int
     timeout_ms: _builtins.int
     """How long it may take, 0 = as long as it likes."""
     cores: _builtins.int
     """Of Spark in local mode; 0 = as many as the TaskManager has slots."""
+    output_directory: _builtins.str
+    """Where the file sink that is next in the chain writes to, and its uid: it is given files, and no rows; "" = rows."""
+    output_uid: _builtins.str
     @_builtins.property
     def function(self) -> Global___Function: ...
     @_builtins.property
     def input_schemas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Arrow IPC schema of each input, by its number."""
+
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___SparkFiles]:
+        """Inputs that no edge feeds: Spark reads the files itself."""
 
     def __init__(
         self,
@@ -1544,14 +1554,42 @@ class SparkSpec(_message.Message):
         input_schemas: _abc.Iterable[_builtins.bytes] | None = ...,
         timeout_ms: _builtins.int = ...,
         cores: _builtins.int = ...,
+        files: _abc.Iterable[Global___SparkFiles] | None = ...,
+        output_directory: _builtins.str = ...,
+        output_uid: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["function", b"function"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "function", b"function", "input_schemas", b"input_schemas", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cores", b"cores", "files", b"files", "function", b"function", "input_schemas", b"input_schemas", "output_directory", b"output_directory", "output_uid", b"output_uid", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SparkSpec: _TypeAlias = SparkSpec  # noqa: Y015
+
+@_typing.final
+class SparkFiles(_message.Message):
+    """What Spark reads as the input of this number."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INPUT_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    input: _builtins.int
+    @_builtins.property
+    def source(self) -> Global___FileSource: ...
+    def __init__(
+        self,
+        *,
+        input: _builtins.int = ...,
+        source: Global___FileSource | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SparkFiles: _TypeAlias = SparkFiles  # noqa: Y015
 
 @_typing.final
 class PassSpec(_message.Message):

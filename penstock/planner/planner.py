@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.config import Configuration
 from penstock.errors import JobRejected
 from penstock.graph.determinism import is_deterministic
-from penstock.graph.exchanges import CACHING, CACHING_MEMORY
+from penstock.graph.exchanges import CACHING, CACHING_MEMORY, PIPELINED
 from penstock.graph.logical import (
     ANY_ROUTING,
     AssignEventTime,
@@ -50,10 +50,11 @@ from penstock.planner.exchange_choice import (
     exchange_type,
     wanted_exchange,
 )
+from penstock.planner.in_place import FilesInPlace
 from penstock.planner.needs import Need, find_needs, need_of, pruned
 from penstock.planner.specs import operator_proto, select_spec, specify, with_event_time
 from penstock.planner.uids import assign_uids, derived_uid
-from penstock.rows.schema import EVENT_TIME, schema_to_bytes
+from penstock.rows.schema import EVENT_TIME
 
 DEFAULT_SLOT_GROUP = "default"
 SPARK_SLOT_GROUP = "spark"
@@ -99,6 +100,7 @@ class Planner:
         self._needs = find_needs(nodes)
         self._uids = assign_uids(nodes)
         self._see_through = _unions_to_see_through(nodes)
+        self._in_place = FilesInPlace(nodes, has_chains=config.pipeline_operator_chaining)
         self._draft = Draft(
             chaining=config.pipeline_operator_chaining,
             default_max_parallelism=config.pipeline_max_parallelism,
@@ -113,7 +115,7 @@ class Planner:
             JobRejected: a function cannot be pickled, or properties contradict each other.
         """
         for node in self._nodes:
-            if node.index not in self._see_through:
+            if node.index not in self._see_through and not self._in_place.is_left_out(node):
                 self._operators[node.index] = self._place(node)
         return self._draft.to_proto(is_batch=self._config.runtime_mode == "batch")
 
@@ -123,10 +125,11 @@ class Planner:
         reads = [
             _Read(output, routing, kind, i, 0 if isinstance(node.operation, Union) else i)
             for i, source in enumerate(node.inputs)
+            if not self._in_place.reads(node, i)
             for output, routing, kind in self._outputs(source, wanted_exchange(node, source))
         ]
         parallelism = self._parallelism(node, reads)
-        group = _slot_group(node, reads)
+        group = SPARK_SLOT_GROUP if self._in_place.writes(node) else _slot_group(node, reads)
         most = node.properties.max_parallelism or _key_groups_of_placed(reads, parallelism)
         together = node.properties.colocation_group
         inputs = [self._draft_input(node, read, parallelism, most) for read in reads]
@@ -149,14 +152,15 @@ class Planner:
             deterministic=is_deterministic(node, whole_job=self._config.pipeline_deterministic),
         )
         output = specify(proto, node, given, self._needs[node.index, ""], self._config)
-        if node.inputs:
+        if inputs:
             of_stream = input_schema(node.inputs[0]).names
             proto.unread_columns.extend(name for name in of_stream if name not in given.names)
         if isinstance(node.operation, SparkStage):
             schemas = {each.target_input: each.source.schema for each in inputs}
-            proto.spark.input_schemas.extend(schema_to_bytes(schemas[i]) for i in sorted(schemas))
+            self._in_place.give_inputs(node, proto.spark, schemas)
         inputs = [self._pre_aggregated(node, proto, each) for each in inputs]
         if chained:
+            self._in_place.give_output(node, proto, inputs[0].source.operator.proto)
             operator = self._draft.append(
                 proto,
                 inputs[0].source,
@@ -213,6 +217,8 @@ class Planner:
                     f"1, not {wanted}: Spark splits the work itself (cores=, or its cluster)"
                 )
             return 1
+        if self._in_place.writes(node):
+            return 1
         if _sees_all_rows(node):
             if wanted not in (None, 1):
                 raise JobRejected(
@@ -242,7 +248,9 @@ class Planner:
             # A key's subtask follows from the number of key-groups.
             partitioning, keys = FORWARD, ()
         partition_type = exchange_type(partitioning, read.exchange, self._config)
-        if is_spark(node.operation) or is_spark_operator(read.output.operator.proto):
+        if self._in_place.writes(node):
+            partition_type = PIPELINED
+        elif is_spark(node.operation) or is_spark_operator(read.output.operator.proto):
             partition_type = exchange_beside_spark(node.name, read.exchange)
         return DraftInput(
             read.output,

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,7 +46,7 @@ from taskmanager.connectors.hidden_files import output_tag
 from taskmanager.connectors.hive_partitions import split_by_partition
 from taskmanager.connectors.local_output import LocalOutput
 from taskmanager.connectors.output_files import SLICE_BYTES, OutputFile, PreparedFiles
-from taskmanager.connectors.output_place import OutputPlace
+from taskmanager.connectors.output_place import FileNames, OutputPlace
 from taskmanager.connectors.s3_output import S3Output
 from taskmanager.connectors.sink_writer import SinkWriter
 
@@ -84,6 +84,7 @@ class FileSinkWriter(SinkWriter):
         self._carried: dict[str, OutputFile] = {}
         """Of those held, what the checkpoint that is being taken does not end."""
         self._finished: list[OutputFile] = []
+        self._adopted: list[FileNames] = []
         self._prepared = PreparedFiles(self._complete, self._sync)
         self._count = 0
         self._has_rival = False
@@ -240,12 +241,27 @@ class FileSinkWriter(SinkWriter):
             deadlines.append(written_ms + self._inactivity_ms)
         return min(deadlines)
 
+    # -- files that are there already
+
+    @override
+    def adopt(self, files: Sequence[str]) -> None:
+        directories: set[Path] = set()
+        for path in files:
+            names = self._place.names("", self._count, EXTENSIONS[self._format])
+            self._count += 1
+            with self._writing(path):
+                Path(path).rename(names.pending)
+            self._adopted.append(names)
+            directories |= names.directories
+        for directory in directories:
+            self._sync(directory)
+
     # -- the two phases
 
     @property
     @override
     def has_unprepared(self) -> bool:
-        return bool(self._open or self._held or self._finished)
+        return bool(self._open or self._held or self._finished or self._adopted)
 
     @override
     def carry(self, now_ms: int) -> list[bytes]:
@@ -275,7 +291,9 @@ class FileSinkWriter(SinkWriter):
         self._finished = []
         for file in current:
             self._prepared.add(file)
-        return [_encode(file.names.pending, file.names.final) for file in covered]
+        names = [file.names for file in covered] + self._adopted
+        self._adopted = []
+        return [_encode(one.pending, one.final) for one in names]
 
     def _current(self) -> list[OutputFile]:
         """Takes out the files that rows were added to, but for those that are carried on."""
@@ -372,6 +390,8 @@ class FileSinkWriter(SinkWriter):
         for file in left:
             with self._writing(file.names.hidden):
                 file.remove()
+        if self._adopted:
+            self._place.remove_pending([names.pending for names in self._adopted])
         self._place.remove_made()
 
     @contextmanager

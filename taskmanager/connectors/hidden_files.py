@@ -8,9 +8,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+_FOREIGN = "foreign"
 
 
 def output_tag(job_id: str, operator_uid: str) -> str:
@@ -18,8 +21,25 @@ def output_tag(job_id: str, operator_uid: str) -> str:
     return f"{job_id[:8]}-{hashlib.sha256(operator_uid.encode()).hexdigest()[:6]}"
 
 
+def foreign_directory(directory: Path, tag: str, subtask_index: int, attempt: int) -> Path:
+    """Where another program writes what a sink is then given as files; ``hidden_files`` finds it as one."""
+    return directory / f".part-{tag}-{subtask_index}-{attempt}-{_FOREIGN}.inprogress"
+
+
+def remove_hidden(path: Path) -> None:
+    """Removes what ``hidden_files`` has found; what is gone is gone.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except IsADirectoryError:
+        shutil.rmtree(path, ignore_errors=True)  # whoever wrote to it may be at it still
+
+
 def hidden_files(directory: Path, tag: str) -> Iterator[tuple[Path, int, int]]:
-    """The hidden files of a sink: (path, subtask index, attempt) each.
+    """The hidden files of a sink, and directories of other programs: (path, subtask index, attempt) each.
 
     Args:
         directory: searched to the bottom; directories that vanish meanwhile are passed over.
@@ -31,8 +51,8 @@ def hidden_files(directory: Path, tag: str) -> Iterator[tuple[Path, int, int]]:
     pattern = re.compile(
         rf"\.part-{re.escape(tag)}-(\d+)-(\d+)(-.*\.(inprogress|pending)|\.probe)", re.DOTALL
     )
-    for parent, _, names in os.walk(directory, onerror=_raise_unless_gone):
-        for name in names:
+    for parent, below, names in os.walk(directory, onerror=_raise_unless_gone):
+        for name in (*names, *below):
             match = pattern.fullmatch(name)
             if match is not None:
                 yield Path(parent, name), int(match[1]), int(match[2])
@@ -77,7 +97,7 @@ def sweep_hidden_files(directory: Path, tag: str) -> int:
     """
     found = [path for path, _, _ in hidden_files(directory, tag)]
     for path in found:
-        path.unlink(missing_ok=True)
+        remove_hidden(path)
     for parent in {path.parent for path in found}:
         with suppress(OSError):  # not empty: it holds output
             while parent != directory:

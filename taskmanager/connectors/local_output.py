@@ -13,7 +13,13 @@ from typing_extensions import override
 
 from penstock.connectors.compacted import ReplacedFiles, replaced_place
 from penstock.connectors.sink import SinkContext
-from taskmanager.connectors.hidden_files import held_files, held_path, hidden_files, output_tag
+from taskmanager.connectors.hidden_files import (
+    held_files,
+    held_path,
+    hidden_files,
+    output_tag,
+    remove_hidden,
+)
 from taskmanager.connectors.output_place import FileNames, HiddenFile, OutputPlace
 
 _CREATE_TRIES = 10
@@ -137,7 +143,7 @@ class LocalOutput(OutputPlace):
         parents = set()
         for path, subtask_index, attempt in hidden_files(self._directory, self._tag):
             if subtask_index % parallelism == own and attempt < self._context.attempt:
-                path.unlink(missing_ok=True)
+                remove_hidden(path)
                 parents.add(path.parent)
         replaced = ReplacedFiles()
         for held, final, subtask_index in held_files(self._directory, self._tag):

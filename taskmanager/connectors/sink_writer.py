@@ -8,13 +8,13 @@ needs no second phase return nothing from ``prepare_commit``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.connectors.sink import Sink, SinkContext, is_two_phase
-from penstock.errors import JobRejected, TaskFailure
+from penstock.errors import InvariantViolation, JobRejected, TaskFailure
 from penstock.rows.column_values import short_repr
 from penstock.storage.plain_codecs import MsgpackCodec
 from taskmanager.user_code.calls import calling_user_code
@@ -29,6 +29,14 @@ class SinkWriter(ABC):
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
         """Takes one batch of at least one row; the event-time column is not output."""
+
+    def adopt(self, files: Sequence[str]) -> None:
+        """Takes files that have rows already and are safe, on the file system of its own: they are its output.
+
+        Raises:
+            InvariantViolation: it writes no files.
+        """
+        raise InvariantViolation(f"{type(self).__name__} is given files: {files}")
 
     @abstractmethod
     def flush(self) -> None:

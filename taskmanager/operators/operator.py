@@ -18,9 +18,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from common.clock import Clock
-from common.elements import ControlElement, OperatorOutput, OriginEnded, StreamStatus, Watermark
+from common.elements import (
+    ControlElement,
+    OperatorOutput,
+    OriginEnded,
+    StreamStatus,
+    Watermark,
+    WrittenFiles,
+)
 from penstock.config import Configuration
 from penstock.connectors.source import run_at_once
+from penstock.errors import InvariantViolation
 from penstock.pb import client_pb2
 
 if TYPE_CHECKING:
@@ -122,6 +130,14 @@ class Operator:
     def process(self, batch: pa.RecordBatch) -> Iterable[OperatorOutput]:
         """Handles one batch of at least one row; yields what it emits."""
         return (batch,)
+
+    def on_files(self, written: WrittenFiles) -> Iterable[OperatorOutput]:
+        """Handles rows that are in files; only sinks of files are given them.
+
+        Raises:
+            InvariantViolation: it is none.
+        """
+        raise InvariantViolation(f"operator {self.context.operator_name} is given files")
 
     def on_watermark(self, watermark: Watermark) -> Iterable[OperatorOutput]:
         """Handles progress of event time; must yield the watermark once its firing is done."""

@@ -29,7 +29,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 from typing_extensions import override
 
-from common.elements import CheckpointBarrier, ControlElement, OperatorOutput
+from common.elements import CheckpointBarrier, ControlElement, OperatorOutput, WrittenFiles
 from penstock.connectors.sink import SinkContext
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
@@ -110,6 +110,13 @@ class SinkOperator(Operator):
             self._opened.write(user_batch(batch))
             self._roll()
         self.context.counters.records_out += batch.num_rows
+        return NOTHING
+
+    @override
+    def on_files(self, written: WrittenFiles) -> Iterable[OperatorOutput]:
+        with self._failing("take files"):
+            self._opened.adopt([path for path, _ in written.files])
+        self.context.counters.records_out += sum(rows for _, rows in written.files)
         return NOTHING
 
     @override

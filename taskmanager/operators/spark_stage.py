@@ -14,12 +14,15 @@ from pathlib import Path
 import pyarrow as pa
 from typing_extensions import override
 
-from common.elements import OperatorOutput, Pause, StreamStatus, Watermark
+from common.elements import OperatorOutput, Pause, StreamStatus, Watermark, WrittenFiles
+from penstock.config.spark_keys import is_local_master
 from penstock.errors import JobRejected, TaskFailure
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
 from penstock.rows.spark_types import carried_schema, check_for_spark
+from taskmanager.connectors.hidden_files import foreign_directory, output_tag
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
+from taskmanager.operators.placed_files import place_files
 from taskmanager.spark.driver_runner import SparkDriverRunner
 from taskmanager.spark.stage_files import (
     FUNCTION,
@@ -66,8 +69,30 @@ class SparkStageOperator(Operator):
             )
             for number, schema in enumerate(schemas)
         ]
+        self._placed = {files.input: files.source for files in self._spec.files}
+        self._output = self._output_directory()
         for left in earlier_attempts(self._directory):
             context.submit(partial(shutil.rmtree, left, ignore_errors=True))
+
+    def _output_directory(self) -> Path:
+        """Where Spark writes: beside the output of the sink that is given the files, if it sees that."""
+        target = self._spec.output_directory
+        is_seen = self._seen_below is None or _is_below(target, self._seen_below)
+        self._is_kept = bool(target) and is_seen
+        if not self._is_kept:
+            return self._directory / OUTPUT
+        context = self.context
+        tag = output_tag(context.job_id, self._spec.output_uid)
+        place = foreign_directory(Path(target), tag, context.subtask_index, context.attempt)
+        return place.absolute()
+
+    @property
+    def _seen_below(self) -> Path | None:
+        """The only directory whose files Spark sees, None = it runs on this machine."""
+        config = self.context.config
+        own = config.spark_keys
+        is_here = not own.get("spark.remote") and is_local_master(own.get("spark.master", "local"))
+        return None if is_here else Path(config.execution_spark_directory)
 
     # ------------------------------------------------------------ input
 
@@ -99,21 +124,34 @@ class SparkStageOperator(Operator):
         self._is_writing = False
         self.context.wake()
 
+    def _place(self, spec: graph_pb2.FileSource, given: StageInputFiles) -> None:
+        self._is_writing = True
+        place = partial(place_files, spec, given, self._seen_below)
+        self.context.run_in_background(place, self._on_written)
+
     # ------------------------------------------------------------ the stage
 
     @override
     def on_end_of_data(self) -> Iterator[OperatorOutput]:
-        for given in self._inputs:
-            if given.is_open:
-                self._write(given)
+        for number, given in enumerate(self._inputs):
+            if number in self._placed:
+                self._place(self._placed[number], given)
                 yield Pause()  # until is_available
+            elif given.is_open:
+                self._write(given)
+                yield Pause()
         self._run()
         yield Pause()
         end = self._end
         assert end is not None, "the chain goes on when the stage has ended"
         if not end.is_done:
             raise TaskFailure(end.message, operator=self._name, user_traceback=end.user_traceback)
-        for file in indexed_output(self._directory):
+        files = indexed_output(self._directory)
+        if self._is_kept:
+            yield WrittenFiles(tuple((file.path, file.rows) for file in files if file.rows))
+            self.context.submit(partial(shutil.rmtree, self._output, ignore_errors=True))
+            return
+        for file in files:
             yield from read_rows(file, self._schema, self.context.config.batch_rows, self._where)
 
     def _run(self) -> None:
@@ -127,9 +165,10 @@ class SparkStageOperator(Operator):
             function_file=str(function_file),
             inputs=tuple(StageInput(tuple(one.files), one.schema) for one in self._inputs),
             schema=carried_schema(self._schema),
-            output=str(self._directory / OUTPUT),
+            output=str(self._output),
             log_file=str(self._log_file),
             settings=self._driver.settings(self.context.job_name, self._spec.cores),
+            is_kept=self._is_kept,
         )
         self._is_running = True
         self._driver.run(stage, self._spec.timeout_ms / 1000, self._on_end)
@@ -143,7 +182,7 @@ class SparkStageOperator(Operator):
     def close(self) -> None:
         if self._is_running:
             self._driver.cancel(self._stage_id)
-        self.context.submit(partial(_remove, self._directory))
+        self.context.submit(partial(_remove, self._directory, self._output))
 
 
 def _driver_of(context: OperatorContext, name: str) -> SparkDriverRunner:
@@ -155,8 +194,13 @@ def _driver_of(context: OperatorContext, name: str) -> SparkDriverRunner:
     return context.spark
 
 
-def _remove(directory: Path) -> None:
+def _is_below(path: str, directory: Path) -> bool:
+    return Path(path).resolve().is_relative_to(directory.resolve())
+
+
+def _remove(directory: Path, output: Path) -> None:
     """What an attempt has left, and the directory of the job where it was the last."""
+    shutil.rmtree(output, ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
     try:
         directory.parent.rmdir()

@@ -41,6 +41,7 @@ class RunStage:
         output: directory that the stage makes.
         log_file: takes what the function prints.
         settings: of the session, where there is none yet.
+        is_kept: the files of the output go where they outlive the job: they are made safe.
     """
 
     stage_id: str
@@ -52,6 +53,7 @@ class RunStage:
     output: str
     log_file: str
     settings: tuple[tuple[str, str], ...] = ()
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def encode(message: Message) -> bytes:
                 "output": message.output,
                 "log_file": message.log_file,
                 "settings": dict(message.settings),
+                "is_kept": message.is_kept,
             }
         case StageFailed():
             body = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,16 @@ def do_stage(session: Any, stage: RunStage) -> None:
     _check_result(result, stage)
     names = [result[_quoted(name)] for name in stage.schema.names]
     result.select(*names).write.parquet(_uri(stage.output))
-    write_index(Path(stage.output).parent, written_output(Path(stage.output)))
+    files = written_output(Path(stage.output))
+    if stage.is_kept:
+        for file in files:
+            _sync(file.path)
+    write_index(Path(stage.function_file).parent, files)
+
+
+def _sync(path: str) -> None:
+    with Path(path).open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def failure_of(error: BaseException, stage: RunStage) -> StageFailed:

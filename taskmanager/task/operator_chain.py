@@ -30,6 +30,7 @@ from common.elements import (
     SideOutput,
     StreamStatus,
     Watermark,
+    WrittenFiles,
 )
 from taskmanager.operators.operator import Handling, Operator
 from taskmanager.user_code.user_failure import failure_of_operator, name_unread_columns
@@ -208,6 +209,10 @@ class OperatorChain:
                     self._side_outputs.get(key, ()),
                     element.batch,
                 )
+        elif isinstance(element, WrittenFiles):
+            for child in self._children[node]:
+                take = partial(self._operators[child].on_files, element)
+                self._stack.append((child, _lazily(take), None))
         elif not isinstance(element, Pause):
             self._deliver_control(node, element)
 

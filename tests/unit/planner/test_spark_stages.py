@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
@@ -258,3 +261,70 @@ print([name for name in sys.modules if name.partition(".")[0] in ("pyspark", "py
 )
 def test_types_are_carried_without_loss(ours: pa.DataType, carried: pa.DataType) -> None:
     assert carried_type(ours) == carried
+
+
+def test_parquet_beside_a_stage_is_spark_s_own(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [1], "m": [2]}), tmp_path / "in.parquet")
+    env = batch()
+    source = env.read_parquet(str(tmp_path / "in.parquet"))
+    stage = source.spark(frames, numbers(env), schema=N).name("stage")
+    stage.write_parquet(str(tmp_path / "out")).uid("sink").name("write")
+    env.spark(session, schema=N).name("table").write_parquet(str(tmp_path / "of-table"))
+    graph = env.plan().graph
+
+    vertex = vertex_of(graph, "stage")
+    [head, sink] = vertex.operators
+    assert [(one.input, one.source.path) for one in head.spark.files] == [
+        (0, str(tmp_path / "in.parquet"))
+    ]
+    assert list(head.spark.files[0].source.columns) == ["n", "m"]
+    assert (head.spark.output_directory, head.spark.output_uid) == (str(tmp_path / "out"), "sink")
+    assert (sink.name, vertex.parallelism) == ("write", 1)
+    into = [edge.target_input for edge in graph.edges if edge.target_vertex == vertex.id]
+    assert into == [1]
+    of_table = vertex_of(graph, "table").operators
+    assert of_table[0].source.spark.output_directory == str(tmp_path / "of-table")
+    assert len(graph.vertices) == 3  # and no source of files
+    assert f"reads {tmp_path / 'in.parquet'}, writes {tmp_path / 'out'}" in explain(graph)
+
+
+def test_what_spark_would_not_read_or_write_as_we_do_goes_through_exchanges(tmp_path: Path) -> None:
+    path = str(tmp_path / "in.parquet")
+    pq.write_table(pa.table({"n": [1], "p": [1]}), path)
+    wide = {"n": "int64", "p": "int64"}
+
+    def stage(env: ps.Environment, schema: Any = wide) -> ps.Stream:
+        return env.read_parquet(path).spark(frames, schema=schema).name("stage")
+
+    def written(
+        env: ps.Environment, make: Callable[[ps.Environment], object]
+    ) -> graph_pb2.SparkSpec:
+        make(env)
+        return vertex_of(env.plan().graph, "stage").operators[0].spark
+
+    out = str(tmp_path / "out")
+    for make in (
+        lambda env: stage(env).write_parquet(out, partition_by=["p"]),
+        lambda env: stage(env).write_csv(out),
+        lambda env: stage(env).write_parquet("s3://bucket/out"),
+        lambda env: stage(env).write_parquet(out).parallelism(2),
+        lambda env: stage(env).filter(ps.col("n") > 0).write_parquet(out),
+        lambda env: stage(env).rebalance().write_parquet(out),
+        lambda env: stage(env, {"n": "uint8", "p": "int64"}).write_parquet(out),
+    ):
+        spec = written(batch(), make)
+        assert not spec.output_directory
+        assert spec.files
+    unchained = batch(**{"pipeline.operator-chaining.enabled": False})
+    assert not written(unchained, lambda env: stage(env).write_parquet(out)).output_directory
+
+    env = batch()
+    both = stage(env)
+    both.write_parquet(out)
+    both.discard()
+    env.read_parquet(path).filter(ps.col("n") > 0).spark(frames, schema=wide).name(
+        "other"
+    ).discard()
+    graph = env.plan().graph
+    assert not vertex_of(graph, "stage").operators[0].spark.output_directory
+    assert not vertex_of(graph, "other").operators[0].spark.files
