@@ -131,10 +131,11 @@ class SavepointsRunner:
             except StreamError as error:
                 if self._completed_id() <= savepoint_id:
                     self._log.warning("savepoint.not_committed", path=path, reason=str(error))
-                    if await self._pause(
-                        min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)
-                    ):
+                    pause_s = min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)
+                    if await self._pause(pause_s):
                         continue
+                # What has committed it may have come meanwhile, and been the job's last.
+                if self._completed_id() <= savepoint_id:
                     raise _in_doubt(path) from error
             if savepoint_id in self._uncommitted:
                 del self._uncommitted[savepoint_id]

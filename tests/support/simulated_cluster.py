@@ -9,6 +9,7 @@ cut and what dies. A job that has not ended long after the last fault is a failu
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import random
@@ -31,6 +32,7 @@ from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.scheduler.placement import slots_needed
 from penstock.config import Configuration
 from penstock.pb import client_pb2, graph_pb2
+from penstock.storage.checkpoint_properties import SavepointFormat
 from taskmanager.network.connection_pool import PARTITION_WAIT_MS
 from taskmanager.task.lifecycle import TERMINAL
 from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
@@ -41,8 +43,9 @@ from tests.support.simulated_groups import GroupAudit
 from tests.support.simulated_jobmanager import SimulatedJobManager
 from tests.support.simulated_messages import call_words
 from tests.support.simulated_rpc import Call, SimulatedRpc
+from tests.support.simulated_savepoints import SimulatedSavepoints, Wish
 from tests.support.simulated_slot import SimulatedSlot
-from tests.support.simulated_store import AuditedStore, StoreAccess, StoreWeather
+from tests.support.simulated_store import AuditedStore, Countdown, StoreAccess, StoreWeather
 from tests.support.simulated_taskmanager import JOBMANAGER_PORT, SimulatedTaskManager
 from tests.support.simulated_watch import watching
 from tests.support.story_columns import Moment
@@ -64,6 +67,8 @@ _SETTINGS = {
     "task.cancellation.timeout": "2s",
 }
 
+JOB_ID = "0" * 31 + "1"
+
 _T = TypeVar("_T")
 
 
@@ -76,6 +81,9 @@ class SimulatedCluster:
         is_submitted: a JobManager has told the client that it has the job.
         story: what happened, for whoever looks into a seed; ``story_columns`` draws it.
         orphan_checks: how often the store was seen at rest and compared with what HEAD names.
+        savepoints: that users have asked for.
+        aborted: checkpoints, by the reason.
+        resumed: jobs that have gone on from a savepoint of it.
         adopted: subtasks that a JobManager has not had run again, since they were done before it.
         failovers: what failures have restarted.
         groups: how far its subtasks are, together.
@@ -93,6 +101,7 @@ class SimulatedCluster:
         taskmanagers: int = 1,
         work_directory: Path,
         time_max_ms: int = _TIME_MAX_MS,
+        job_id: str = JOB_ID,
     ) -> None:
         self._time_max_ms = time_max_ms
         self.random = random.Random(seed)
@@ -116,11 +125,15 @@ class SimulatedCluster:
         self.network = InMemoryNetwork(self.loop.call_later, self.loop.monotonic_ns, seed)
         self.rpc = SimulatedRpc(self)
         self.audited = AuditedStore(self.broke)
+        self.job_id = job_id
+        self.savepoints = SimulatedSavepoints(self, job_id, f"{work_directory}/savepoints")
         self.jobmanager_deaths = 0
         self.jobmanager_stops = 0
         self.slot_deaths = 0
         self.taskmanager_losses = 0
         self.adopted = 0
+        self.resumed = 0
+        self.aborted: collections.Counter[str] = collections.Counter()
         self.restored_from_checkpoint = 0
         self.checkpoints_stored = 0
         self.unanswered_calls = 0
@@ -212,6 +225,7 @@ class SimulatedCluster:
         for taskmanager in self._taskmanagers.values():
             left += [f"{taskmanager.name}: {path}" for path in taskmanager.held()]
         left += [f"request {number}" for number in self._jobmanager.unanswered]
+        left += [f"request {asked.operation_id}" for asked in self.savepoints.unanswered]
         if not self._jobmanager.is_done:
             left.append("the job")
         stored = self.audited.paths()
@@ -333,6 +347,8 @@ class SimulatedCluster:
                 head = self.audited.head()
                 kept = head.retained if head is not None else ()
                 self._tell_of_job(f"HEAD has {[retained.checkpoint_id for retained in kept]}")
+                if (newest := self.audited.newest()) is not None:
+                    self.savepoints.look_at_head(newest)
             case c.CheckpointNotStored():
                 self.has_leftovers = True
             case _:
@@ -405,6 +421,16 @@ class SimulatedCluster:
     def open_store(self) -> StoreAccess:
         """The checkpoint store, for one more process."""
         return StoreAccess(self.audited, self.random, lambda: self._faults.slot_store)
+
+    def open_savepoint(self, uri: str) -> StoreAccess | None:
+        """The directory of a savepoint, for one more process; None = it is none."""
+        if not self.savepoints.is_one(uri):
+            return None
+        return self.savepoints.open(uri, lambda: self._faults.slot_store)
+
+    def open_jobmanager_savepoint(self, uri: str, countdown: Countdown) -> StoreAccess:
+        """The same, for one more call of a JobManager."""
+        return self.savepoints.open(uri, lambda: self._faults.jobmanager_store, countdown)
 
     def new_name(self) -> str:
         """What nothing else in the simulation is called; the same in every run of a seed."""
@@ -484,11 +510,17 @@ class SimulatedCluster:
             case Fault.JOBMANAGER_DIES:
                 self.jobmanager_dies()
             case Fault.JOBMANAGER_DIES_IN_STORE:
-                self._jobmanager.store.calls_left = self.draw(8)
+                self._jobmanager.store.countdown.left = self.draw(8)
             case Fault.CALL_FAILS:
                 self._next_call_fails = self.random.choice(("unheard", "unanswered"))
             case Fault.CHECKPOINT_REQUESTED:
                 self._jobmanager.request_checkpoint()
+            case Fault.SAVEPOINT_REQUESTED:
+                self._ask(Wish.SAVEPOINT)
+            case Fault.STOP_REQUESTED:
+                self._ask(Wish.STOP)
+            case Fault.DRAIN_REQUESTED:
+                self._ask(Wish.DRAIN)
             case Fault.COMMIT_FAILS:
                 self._commit_fails = True
             case Fault.TASK_RAISES:
@@ -517,6 +549,12 @@ class SimulatedCluster:
                     self._jobmanager.stop()
             case Fault.TASKMANAGER_STOPS:
                 self._stop_taskmanager()
+
+    def _ask(self, wish: Wish) -> None:
+        """A user wants a savepoint; now and then the answer gets lost, and the same is asked for again."""
+        asked = self.savepoints.wish(wish, self.random.choice(tuple(SavepointFormat)))
+        for _ in range(self.random.choice((1, 1, 2))):
+            self._jobmanager.ask(asked)
 
     def _restarting(self, what: str) -> None:
         self._tell_of_job(what)

@@ -22,6 +22,9 @@ class Fault(enum.Enum):
     JOBMANAGER_DIES_IN_STORE = "the JobManager dies in the midst of a store call"
     CALL_FAILS = "a TaskManager does not answer a call"
     CHECKPOINT_REQUESTED = "a user asks for a checkpoint"
+    SAVEPOINT_REQUESTED = "a user asks for a savepoint"
+    STOP_REQUESTED = "a user stops the job with a savepoint"
+    DRAIN_REQUESTED = "a user stops the job with a savepoint, and ends event time"
     COMMIT_FAILS = "the system that a sink writes to fails a commit"
     TASK_RAISES = "a function raises"
     PARTITION_SERVER_DIES = "a partition server dies, and comes back"
@@ -76,6 +79,20 @@ _POINTS = (
     ("ReleasePartitions", 3),
 )
 """Where faults happen, and how often each is passed in a run, about."""
+OFTEN = (
+    ("row", 100),
+    ("RUNNING", 8),
+    ("trigger_checkpoint", 6),
+    ("checkpoint_acknowledged", 12),
+    ("checkpoint_completed", 6),
+)
+"""Where most runs come to while all tasks run."""
+SAVEPOINTS = (
+    Fault.SAVEPOINT_REQUESTED,
+    Fault.SAVEPOINT_REQUESTED,
+    Fault.STOP_REQUESTED,
+    Fault.DRAIN_REQUESTED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,4 +202,20 @@ def draw_freezes(draws: random.Random) -> tuple[Trigger, ...]:
     for _ in range(draws.choice((1, 1, 2))):
         point, often = draws.choice(_POINTS)
         triggers.append(Trigger(Fault.HOST_FREEZES, point, draws.randint(1, often), 0))
+    return tuple(triggers)
+
+
+def draw_savepoints(draws: random.Random) -> tuple[Trigger, ...]:
+    """What users ask for in one run, in a part of them; now and then as something else goes wrong, or twice at once."""
+    if draws.random() > 0.4:
+        return ()
+    beside = (Fault.SLOT_DIES, Fault.JOBMANAGER_DIES, Fault.JOBMANAGER_DIES_IN_STORE, *SAVEPOINTS)
+    triggers = []
+    for _ in range(draws.choice((1, 1, 2, 3))):
+        point, often = draws.choice((*_POINTS, *OFTEN * 4))
+        count, pause_ns = draws.randint(1, often), draws.randrange(20_000_000)
+        triggers.append(Trigger(draws.choice(SAVEPOINTS), point, count, pause_ns))
+        if draws.random() < 0.3:
+            soon_ns = pause_ns + draws.randrange(30_000_000)
+            triggers.append(Trigger(draws.choice(beside), point, count, soon_ns))
     return tuple(triggers)

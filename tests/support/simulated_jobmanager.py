@@ -25,11 +25,10 @@ from penstock.errors import StoreNotFound, StreamError
 from penstock.pb import graph_pb2
 from tests.support.simulated_event_loop import SimulatedEventLoop
 from tests.support.simulated_rpc import SimulatedRpc
-from tests.support.simulated_store import StoreAccess
+from tests.support.simulated_savepoints import Asked, SimulatedSavepoints
+from tests.support.simulated_store import Countdown, StoreAccess
 from tests.support.simulated_taskmanager import JOBMANAGER_PORT
 from tests.support.simulated_threads import ProcessHost
-
-JOB_ID = "0" * 31 + "1"
 
 
 class JobManagerHost(ProcessHost, Protocol):
@@ -42,9 +41,14 @@ class JobManagerHost(ProcessHost, Protocol):
     rows: dict[str, list[pa.RecordBatch]]
     has_lost_rows: bool
     is_submitted: bool
+    job_id: str
+    savepoints: SimulatedSavepoints
 
     def open_jobmanager_store(self) -> StoreAccess:
         """The checkpoint store, for one more JobManager."""
+
+    def open_jobmanager_savepoint(self, uri: str, countdown: Countdown) -> StoreAccess:
+        """The directory of a savepoint, for one more call of a JobManager."""
 
     def jobmanager_dies(self) -> None:
         """It has died in a store call."""
@@ -83,8 +87,10 @@ class SimulatedJobManager:
         directory = host.work_directory / "jobmanager"
         async with serving(host.config, directory, host.loop) as self.running:
             if not host.is_submitted:  # the client asks the next one until it is answered
-                await self.running.dispatcher.submit(JOB_ID, host.graph)
+                await self.running.dispatcher.submit(host.job_id, host.graph)
                 host.is_submitted = True
+            for asked in host.savepoints.unanswered:
+                self.ask(asked)
             for collect_id in self.record.collect_limits if self.record else ():
                 self.loop.create_task(self._fetch(collect_id))
             await self._stop.wait()
@@ -103,7 +109,7 @@ class SimulatedJobManager:
         """The client reads what a collect sink brings."""
         results = self.dispatcher._results
         try:
-            async for chunk in results.fetch(JOB_ID, collect_id):
+            async for chunk in results.fetch(self._host.job_id, collect_id):
                 with pa.ipc.open_stream(chunk.arrow) as reader:
                     self._host.rows.setdefault(collect_id, []).extend(reader)
         except StoreNotFound:
@@ -127,13 +133,13 @@ class SimulatedJobManager:
         """Its job; None before it knows it."""
         if self.running is None:
             return None
-        job = self.dispatcher.jobs.get(JOB_ID)
+        job = self.dispatcher.jobs.get(self._host.job_id)
         return None if job is None else job.record
 
     @property
     def runner(self) -> JobMasterRunner | None:
         """The job's actor; None before and after its life."""
-        job = None if self.running is None else self.dispatcher.jobs.get(JOB_ID)
+        job = None if self.running is None else self.dispatcher.jobs.get(self._host.job_id)
         return None if job is None else job.runner
 
     @property
@@ -171,8 +177,19 @@ class SimulatedJobManager:
 
     async def _checkpoint(self, request: int) -> None:
         with contextlib.suppress(StreamError):  # an answer, too
-            await self.dispatcher.checkpoint(JOB_ID)
+            await self.dispatcher.checkpoint(self._host.job_id)
         self.unanswered.discard(request)
+
+    def ask(self, asked: Asked) -> None:
+        """A user asks for a savepoint; who comes next is asked again where this one does not answer."""
+        if self.running is not None and self._host.is_submitted:
+            self.loop.create_task(
+                asked.ask(self.dispatcher, self._host.job_id, lambda: self.is_stopping)
+            )
+
+    def open_savepoint(self, uri: str) -> StoreAccess:
+        """The directory of a savepoint, whose calls count as those of the checkpoint store do."""
+        return self._host.open_jobmanager_savepoint(uri, self.store.countdown)
 
     def cancel_job(self, *, is_stored_at_once: bool) -> None:
         """A user cancels the job.
@@ -181,10 +198,10 @@ class SimulatedJobManager:
             is_stored_at_once: the job's machine hears of it now, not only once the storage has answered.
         """
         if self.runner is not None and is_stored_at_once:
-            self.dispatcher._store.note_cancellation(JOB_ID)
+            self.dispatcher._store.note_cancellation(self._host.job_id)
             self.runner.post(job_events.CancelRequested())
         elif self.record is not None:
-            self.loop.create_task(self.dispatcher.cancel(JOB_ID))
+            self.loop.create_task(self.dispatcher.cancel(self._host.job_id))
 
     def fail_job(self) -> None:
         """Something of its own fails, on behalf of the whole job."""

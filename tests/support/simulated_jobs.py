@@ -27,7 +27,8 @@ class RecordingSink(ps.TwoPhaseSink):
 
     @override
     def open(self, ctx: Any) -> None:
-        self._name = f"{ctx.operator_uid}-{ctx.subtask_index}-{ctx.attempt}"
+        generation = self._world().generation
+        self._name = f"{generation}-{ctx.operator_uid}-{ctx.subtask_index}-{ctx.attempt}"
         self._rows: list[Row] = []
         self._count = 0
 
@@ -73,6 +74,7 @@ class SimulatedJob:
         is_repeated: whether a row comes out the same where rows before it were processed twice.
         settings: that it is run with.
         compared: what of a row is compared.
+        ends_with_sums: its output is that of ``SumAtEnd``, and nothing else.
         noticed_rows: of a job that lies so that rows come twice or never: while no more rows than these have been
             processed at its last restart, that is noticed; later no more, where consumers have read an end.
     """
@@ -84,6 +86,7 @@ class SimulatedJob:
     settings: Mapping[str, object] = field(default_factory=dict)
     compared: Callable[[Row], Row] = tuple
     noticed_rows: int | None = None
+    ends_with_sums: bool = False
 
     def check(self, written: Rows, *, is_exactly_once: bool, has_finished: bool) -> None:
         """Compares what came out with what had to."""
@@ -98,6 +101,27 @@ class SimulatedJob:
             wanted = {row for row in self.expected if self.is_repeated(row)}
             missing_rows = wanted - visible.keys()
             assert not missing_rows, f"{self.name} lost {sorted(missing_rows)[:10]}"
+
+    def check_drained(self, written: Rows) -> None:
+        """Compares what came out of a job whose event time was ended in its midst: each row that it has read is
+        there once, and what it says of all of them at the end is of just these."""
+        extra = collections.Counter(
+            {row: count for row, count in written.items() if self.is_repeated(row)}
+        )
+        extra -= self.expected
+        assert not extra, f"{self.name} wrote too much: {_few(extra)}"
+        if not self.ends_with_sums:
+            return
+        sums: dict[Any, tuple[int, int]] = {}
+        for (key, seen, value), count in written.items():
+            if not seen:
+                rows, total = sums.get(key, (0, 0))
+                sums[key] = rows + count, total + value * count
+        said = collections.Counter(row for row in written.elements() if row[1])
+        expected = collections.Counter((key, *of_key) for key, of_key in sums.items())
+        assert said == expected, (
+            f"{self.name} says {_few(said - expected)}: {_few(expected - said)}"
+        )
 
 
 def _few(rows: Rows) -> list[tuple[Row, int]]:
@@ -170,7 +194,8 @@ def keyed_process(world: str, rows: int, rate: float | None, parallelism: int) -
     stream = row_source(env, rows, rate).key_by("key").process(SumAtEnd(), schema=COUNTED)
     stream.sink(RecordingSink(world))
     graph = env.plan("keyed process").graph
-    return SimulatedJob("keyed_process", graph, expected_sums(rows), is_passed_on)
+    expected = expected_sums(rows)
+    return SimulatedJob("keyed_process", graph, expected, is_passed_on, ends_with_sums=True)
 
 
 def expected_sums(rows: int) -> Rows:

@@ -107,7 +107,8 @@ def caching(world: str, rows: int, rate: float | None, parallelism: int) -> Simu
     env = ps.Environment(parallelism=parallelism, config={"execution.exchange.default": "caching"})
     summed = row_source(env, rows, rate).key_by("key").process(FallibleSum(world), schema=COUNTED)
     summed.sink(RecordingSink(world))
-    return SimulatedJob("caching", env.plan("job").graph, expected_sums(rows), is_passed_on)
+    expected, graph = expected_sums(rows), env.plan("job").graph
+    return SimulatedJob("caching", graph, expected, is_passed_on, ends_with_sums=True)
 
 
 def caching_memory(world: str, rows: int, rate: float | None, parallelism: int) -> SimulatedJob:
@@ -258,7 +259,8 @@ def declared(world: str, rows: int, rate: float | None, parallelism: int) -> Sim
     mapped = row_source(env, rows, rate).map(pass_on(world), schema=PASSED_ON)
     keyed = mapped.deterministic(True).exchange("caching").key_by("key")
     keyed.process(FallibleSum(world), schema=COUNTED).sink(RecordingSink(world))
-    return SimulatedJob("declared", env.plan("job").graph, expected_sums(rows), is_passed_on)
+    expected, graph = expected_sums(rows), env.plan("job").graph
+    return SimulatedJob("declared", graph, expected, is_passed_on, ends_with_sums=True)
 
 
 class KeepLies(ps.KeyedProcessFunction):

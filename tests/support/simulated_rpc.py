@@ -293,7 +293,7 @@ class SimulatedRpc:
                 if loop.is_frozen and channel._port in ports:
                     channel.pings_fail()
 
-        self.channels[0].loop._host.loop.call_later(_PINGS_FAIL_NS, find_out)
+        loop._host.loop.call_later(_PINGS_FAIL_NS, find_out)
 
     def when_thawed(self, server: SimulatedServer, action: Callable[[], None]) -> None:
         """Does something when the host of a daemon goes on, if it does."""

@@ -14,23 +14,28 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from jobmanager.messages.job_state import JobState
 from penstock.config import Configuration
+from penstock.pb import graph_pb2
 from tests.support.simulated_cluster import SimulatedCluster
 from tests.support.simulated_faults import (
     Faults,
     draw_faults,
     draw_freezes,
     draw_region_failures,
+    draw_savepoints,
 )
 from tests.support.simulated_jobs import JOBS, SimulatedJob
 from tests.support.simulated_kept_jobs import KEPT_JOBS
 from tests.support.simulated_loading_jobs import LOADING_JOBS
+from tests.support.simulated_savepoints import SavepointDirectory
 from tests.support.simulated_store import CALM
 from tests.support.simulated_world import World
 from tests.support.story_columns import draw
@@ -45,15 +50,30 @@ _LAST_MOMENTS = 60
 """What is drawn of a failed run of which nobody has asked for the story."""
 
 
+class KeptSavepoint:
+    """A savepoint, with all that sinks have made safe."""
+
+    def __init__(self, store: SavepointDirectory, world: World) -> None:
+        self.store = store
+        self.world = world.copy()
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a seed stands for."""
+    """What a seed stands for.
+
+    Attributes:
+        make: the same job at another parallelism.
+        copies_savepoints: whether the store takes files of a checkpoint over into a savepoint by itself.
+    """
 
     job: SimulatedJob
     world: World
     settings: dict[str, object]
     faults: Faults
     taskmanagers: int
+    make: Callable[[int], SimulatedJob]
+    copies_savepoints: bool
 
     @property
     def is_exactly_once(self) -> bool:
@@ -76,12 +96,13 @@ def draw_run(seed: int, backend: str, job: str = "") -> Run:
     named = [made for made in (*ALL_JOBS, *LOADING_JOBS) if made.__name__ == job]
     assert named or not job, f"there is no job {job!r}"
     make = draws.choice(named or ALL_JOBS)
-    made = make(
+    remake = partial(
+        make,
         f"seed {seed}",
         draws.choice((30, 150, 300)),
         draws.choice((None, None, 1000.0, 5000.0)),
-        draws.choice((1, 2, 2, 3)),
     )
+    made = remake(draws.choice((1, 2, 2, 3)))
     settings: dict[str, object] = {
         "execution.checkpointing.interval": draws.choice(("3ms", "20ms", "20ms", "100ms")),
         "execution.checkpointing.mode": draws.choice(
@@ -113,8 +134,12 @@ def draw_run(seed: int, backend: str, job: str = "") -> Run:
         settings["execution.checkpointing.timeout"] = "2s"  # nobody waits for minutes here
     freezes = draw_freezes(random.Random(f"freezes of {seed}"))  # so that the rest stays as it was
     regions = draw_region_failures(random.Random(f"regions of {seed}"))
-    faults = dataclasses.replace(faults, triggers=(*faults.triggers, *freezes, *regions))
-    return Run(made, world, settings, faults, draws.choice((1, 2, 3)))
+    asked = random.Random(f"savepoints of {seed}")
+    savepoints = draw_savepoints(asked)
+    triggers = (*faults.triggers, *freezes, *regions, *savepoints)
+    faults = dataclasses.replace(faults, triggers=triggers)
+    taskmanagers, copies = draws.choice((1, 2, 3)), asked.random() < 0.5
+    return Run(made, world, settings, faults, taskmanagers, remake, copies)
 
 
 def simulate(
@@ -145,10 +170,19 @@ def simulate_run(
         )
         run.world.on_commit = cluster.committing
         run.world.on_processing = cluster.processing
+        kept: list[KeptSavepoint] = []
+        cluster.savepoints.copies = run.copies_savepoints
+
+        def keep(store: SavepointDirectory) -> None:
+            if cluster.savepoints.is_for_going_on(store.uri):
+                kept.append(KeptSavepoint(store.copy(), run.world))
+
+        cluster.savepoints.on_complete = keep
         cluster.loop.call_later(_WEATHER_NS, lambda: cluster.change_weather(CALM, CALM))
         try:
             cluster.run()
             _check_end(run, cluster)
+            _go_on(run, cluster, kept, seed, Path(directory))
         except BaseException as error:
             error.add_note(f"{run.job.name} of seed {seed}: {run.settings}; {run.faults}")
             shown = cluster.story if moments_max else cluster.story[-_LAST_MOMENTS:]
@@ -175,13 +209,79 @@ def _check_end(run: Run, cluster: SimulatedCluster) -> None:
         ), "what is held can be read on"
     assert cluster.state in expected, f"it ended {cluster.state.name}: {cluster.cause}"
     assert not run.world.breaches, run.world.breaches[:5]
+    has_finished = cluster.state is JobState.FINISHED
+    cluster.savepoints.check_end(
+        has_finished=has_finished,
+        is_cancelled=cluster.is_cancelled,
+        is_calm=_is_calm(run, cluster),
+    )
+    stopped = cluster.savepoints.stopped
+    if has_finished and stopped and not cluster.savepoints.is_for_going_on(stopped):
+        if run.is_exactly_once:
+            run.job.check_drained(run.world.visible())
+        return
     noticed = run.job.noticed_rows
     if noticed is None or cluster.processed_at_restart <= noticed:
         run.job.check(
             run.world.visible(),
             is_exactly_once=run.is_exactly_once,
-            has_finished=cluster.state is JobState.FINISHED,
+            has_finished=has_finished and not stopped,
         )
+
+
+def _is_calm(run: Run, cluster: SimulatedCluster) -> bool:
+    """Whether nobody was kept from cleaning up."""
+    return (
+        run.faults.slot_store is CALM
+        and run.faults.jobmanager_store is CALM
+        and not cluster.failovers.restarts
+        and not cluster.jobmanager_deaths
+        and not cluster.jobmanager_stops
+        and not cluster.slot_deaths
+        and not cluster.taskmanager_losses
+    )
+
+
+def _go_on(
+    run: Run, cluster: SimulatedCluster, kept: list[KeptSavepoint], seed: int, directory: Path
+) -> None:
+    """Another job goes on from a savepoint, where there is one, and has to come to the oracle's rows."""
+    if run.job.noticed_rows is not None:
+        return
+    draws = random.Random(f"goes on {seed}")
+    begins, stopped = kept[:1], cluster.savepoints.stopped
+    if cluster.savepoints.is_for_going_on(stopped) and cluster.state is JobState.FINISHED:
+        begins.append(KeptSavepoint(cluster.savepoints.stores[stopped], run.world))
+    cluster.resumed = len(begins)
+    for number, begin in enumerate(begins):
+        job = run.make(draws.choice((1, 2, 3)))
+        graph = graph_pb2.JobGraph()
+        graph.CopyFrom(job.graph)
+        graph.config["execution.state-recovery.path"] = begin.store.uri
+        graph.config["execution.state-recovery.in-doubt"] = "commit"
+        work = directory / f"resumed-{number}"
+        checkpoints = {"execution.checkpointing.dir": f"{work}/checkpoints"}
+        resumed = SimulatedCluster(
+            graph,
+            seed,
+            Configuration.from_mapping(run.settings | checkpoints),
+            taskmanagers=run.taskmanagers,
+            work_directory=work,
+            job_id="0" * 31 + "2",
+        )
+        resumed.savepoints.directory = cluster.savepoints.directory
+        resumed.savepoints.stores[begin.store.uri] = begin.store
+        begin.world.begin()
+        try:
+            resumed.run()
+            assert resumed.state is JobState.FINISHED, f"it ended {resumed.state.name}"
+            job.check(begin.world.visible(), is_exactly_once=run.is_exactly_once, has_finished=True)
+        except BaseException as error:
+            error.add_note(
+                f"going on from {begin.store.uri} at {job.graph.vertices[0].parallelism}"
+            )
+            error.add_note(draw(resumed.story, moments_max=400))
+            raise
 
 
 def main(first: int, count: int, backend: str, job: str, moments_max: int) -> int:
@@ -212,6 +312,10 @@ def main(first: int, count: int, backend: str, job: str, moments_max: int) -> in
                     "failed store calls": cluster.audited.failures,
                     "hanging ones": cluster.audited.hangs,
                     "stages adopted": cluster.adopted,
+                    "savepoints": sum(one.is_taken for one in cluster.savepoints.asked),
+                    "of": len(cluster.savepoints.asked),
+                    "stops": bool(cluster.savepoints.stopped),
+                    "jobs that went on from one": cluster.resumed,
                     "inputs lost": cluster.state is JobState.FAILED,
                     "looks at a store at rest": cluster.orphan_checks,
                 }

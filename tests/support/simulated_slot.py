@@ -42,6 +42,9 @@ class SlotHost(ProcessHost, Protocol):
     def open_store(self) -> StoreAccess:
         """The checkpoint store, for one more process."""
 
+    def open_savepoint(self, uri: str) -> StoreAccess | None:
+        """The directory of a savepoint, for one more process; None = it is none."""
+
     def new_name(self) -> str:
         """What nothing else in the simulation is called; the same in every run of a seed."""
 
@@ -163,7 +166,7 @@ class SimulatedSlot:
             post=mailbox.post,
             report=self._report,
             artifact_paths=dict(configuration.artifact_paths),
-            open_store=lambda _directory: store,
+            open_store=lambda directory: host.open_savepoint(directory) or store,
             new_name=host.new_name,
         )
         self.runtime = SlotRuntime(

@@ -80,6 +80,14 @@ class AuditedStore:
             self._on_broken(error)
             raise
 
+    def newest(self) -> checkpoint_pb2.CheckpointManifest | None:
+        """The checkpoint that HEAD ends with; None = it has none."""
+        head = self.head()
+        if head is None or not head.retained:
+            return None
+        path = head.retained[-1].manifest_path
+        return decode_manifest(self.objects.get(path), path)
+
     def head(self) -> checkpoint_pb2.CheckpointHead | None:
         """What HEAD says."""
         return decode_head(self.objects.get(HEAD_PATH)) if HEAD_PATH in self.paths() else None
@@ -106,6 +114,24 @@ class AuditedStore:
         return named
 
 
+@dataclass(slots=True)
+class Countdown:
+    """Calls of a process until it dies in one.
+
+    Attributes:
+        left: None = it does not.
+    """
+
+    left: int | None = None
+
+    def count(self) -> None:
+        """A call is made."""
+        if self.left is not None:
+            if self.left == 0:
+                die_here()
+            self.left -= 1
+
+
 class StoreAccess(ObjectStore):
     """The store as one process sees it.
 
@@ -113,9 +139,7 @@ class StoreAccess(ObjectStore):
         audited: what is there.
         draws: decides about each call.
         weather: how the store is now.
-
-    Attributes:
-        calls_left: calls until the process dies; None = it does not die in a call.
+        countdown: of the process' calls, in any store.
     """
 
     def __init__(
@@ -123,17 +147,15 @@ class StoreAccess(ObjectStore):
         audited: AuditedStore,
         draws: random.Random,
         weather: Callable[[], StoreWeather] = lambda: CALM,
+        countdown: Countdown | None = None,
     ) -> None:
         self._audited = audited
         self._draws = draws
         self._weather = weather
-        self.calls_left: int | None = None
+        self.countdown = countdown or Countdown()
 
     def _enter(self, call: str) -> None:
-        if self.calls_left is not None:
-            if self.calls_left == 0:
-                die_here()
-            self.calls_left -= 1
+        self.countdown.count()
         weather = self._weather()
         self._hang(weather)
         if weather.failures and self._draws.random() < weather.failures:

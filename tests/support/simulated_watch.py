@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, Protocol
 from unittest import mock
 
 from jobmanager import assembly_runner as jobmanager_assembly
-from jobmanager.checkpoint import claimed_head_store, store_calls_runner
+from jobmanager.checkpoint import (
+    checkpoint_starts_runner,
+    claimed_head_store,
+    store_calls_runner,
+)
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
+from jobmanager.dispatcher import job_start_runner
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.graph.execution_attempt import AttemptState
 from jobmanager.job import ended_checkpoints_runner
@@ -22,12 +30,14 @@ from jobmanager.job.job_record import JobRecord
 from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import ENDING, JobState
 from jobmanager.stores.directory_lock import DirectoryLock
+from penstock.storage.restore_point import RestorePoint, open_restore_point
 from taskmanager import assembly_runner
 from taskmanager import main as taskmanager_main
 from taskmanager.processes.slot_channel import SlotChannel
 from taskmanager.rpc.registration_runner import RegistrationRunner
 from taskmanager.slots.requirements import installed_packages
 from tests.support.in_memory_network import SimulatedLoop
+from tests.support.simulated_event_loop import OF_THREAD
 from tests.support.simulated_failovers import FailoverAudit
 from tests.support.simulated_forkserver import open_channel
 from tests.support.simulated_groups import GroupAudit, group_point
@@ -45,7 +55,13 @@ class SimulatedThread:
 
     def start(self) -> None:
         """See ``threading.Thread``."""
-        running_loop().threads.run(self._target, lambda _: None, running_loop().broke)
+        loop = running_loop()
+
+        def work() -> None:
+            OF_THREAD.loop = loop
+            self._target()
+
+        loop.threads.run(work, lambda _: None, loop.broke)
 
 
 class WatchedHost(Protocol):
@@ -58,6 +74,7 @@ class WatchedHost(Protocol):
     adopted: int
     has_noted_commit: bool
     audited: AuditedStore
+    aborted: Counter[str]
 
     def broke(self, error: BaseException) -> None:
         """A check has failed."""
@@ -104,6 +121,13 @@ def _replace_the_machine(host: WatchedHost, replace: Any) -> None:
     def checkpoint_store(job: JobDescription) -> Any:
         return running_loop().owner.store if job.settings.checkpoints is not None else None
 
+    def savepoint(runner: CheckpointStoreRunner, uri: str) -> SavepointStoreRunner:
+        opened = running_loop().owner.open_savepoint
+        return SavepointStoreRunner(runner._job_id, uri, runner._store, opened)
+
+    def restore_point(uri: str) -> RestorePoint:
+        return open_restore_point(uri, running_loop().owner.open_savepoint)
+
     def registration(**arguments: Any) -> RegistrationRunner:
         made = running_loop().owner.registration = RegistrationRunner(**arguments)
         return made
@@ -116,6 +140,9 @@ def _replace_the_machine(host: WatchedHost, replace: Any) -> None:
     replace(grpc.aio, "server", server)
     replace(jobmanager_assembly, "DirectoryLock", directory_lock)
     replace(JobDescription, "checkpoint_store", checkpoint_store)
+    replace(CheckpointStoreRunner, "savepoint", savepoint)
+    replace(checkpoint_starts_runner, "open_restore_point", restore_point)
+    replace(job_start_runner, "open_restore_point", restore_point)
     replace(assembly_runner, "SystemClock", lambda: host.loop)
     replace(taskmanager_main, "installed_packages", _installed_packages)
     replace(assembly_runner, "ForkserverRunner", lambda *_, **__: running_loop().owner.forkserver)
@@ -168,6 +195,8 @@ def _watch_the_job(host: WatchedHost, replace: Any) -> None:
             raise
         if isinstance(effect, job_effects.NoteCommit):
             host.has_noted_commit = True
+        if isinstance(effect, c.ReportAborted):
+            host.aborted[effect.reason.name] += 1
         perform(runner, effect)
         host.passed(type(effect).__name__)
 

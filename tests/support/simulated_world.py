@@ -26,11 +26,14 @@ class World:
         breaches: what functions have seen that they must never see, whether or not it becomes visible.
         sent: of each value what a function in front of an exchange has said of it last.
         heard: of each value all that functions behind an exchange were ever told of it.
+        generation: how many jobs have written here before this one.
     """
 
     def __init__(self, name: str) -> None:
+        self._name = name
         self.prepared: dict[str, list[Row]] = {}
         self.committed: dict[str, list[Row]] = {}
+        self.generation = 0
         self.on_commit: Callable[[], None] = lambda: None
         self.on_processing: Callable[[], None] = lambda: None
         self.breaches: list[str] = []
@@ -43,6 +46,18 @@ class World:
     def of(name: str) -> World:
         """The world of this name."""
         return _worlds[name]
+
+    def copy(self) -> World:
+        """One with the same rows, for the next job; it takes the name when that begins."""
+        made = World(self._name)
+        _worlds[self._name] = self
+        made.prepared, made.committed = dict(self.prepared), dict(self.committed)
+        made.generation = self.generation + 1
+        return made
+
+    def begin(self) -> None:
+        """Whoever asks for the name gets this one."""
+        _worlds[self._name] = self
 
     def processing(self) -> int:
         """A function processes a row; returns how many have been before, repetitions included."""
