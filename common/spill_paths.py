@@ -17,6 +17,22 @@ INDEX_NAME: Final = "index"
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
+PROMOTED_PREFIX: Final = "promoted="
+"""What lists of promoted partitions begin with on shared storage; no job id does."""
+
+
+def promoted_path(name: str, job_id: str) -> str:
+    """The list of the partitions that a job has left behind under a name, on shared storage.
+
+    Example:
+        >>> promoted_path("clean", "job")
+        'promoted=clean/job'
+    """
+    if not _SAFE_NAME.fullmatch(name):
+        raise InvariantViolation(f"{name!r} cannot be the name of a directory")
+    return f"{PROMOTED_PREFIX}{name}/{job_path(job_id)}"
+
+
 def can_be_kept(job_id: str, partition_id: PartitionId) -> bool:
     """Whether there may be a directory for these names, which a peer has told."""
     names = (job_id, partition_id.edge_id)

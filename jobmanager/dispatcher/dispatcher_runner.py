@@ -90,7 +90,7 @@ class DispatcherRunner:
         self._jitter = partial(random.Random().uniform, -1.0, 1.0)
         self._log = structlog.get_logger(__name__)
         self.jobs = KnownJobs(config.jobmanager_retained_jobs)
-        cluster.partitions.read_by_jobs = self.jobs.reads
+        cluster.partitions.jobs = self.jobs
         self._checks = SubmissionChecksRunner(config, self.jobs)
         self._records = StoreCallsRunner("the jobs' records", _RECORD_TIMEOUT_MS, lambda: None)
         self._ends = EndedJobsRunner(
@@ -128,11 +128,11 @@ class DispatcherRunner:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
+                await self._cluster.partitions.load_shared()
                 await self._recovery.run()
                 self._ends.evict()
                 await self._sweep_artifacts()
-                if (shared := self._cluster.partitions.shared) is not None:
-                    tasks.create_task(shared.sweep(self.jobs.has_unended))
+                tasks.create_task(self._cluster.partitions.sweep_shared())
                 self.why_not_serving = ""
                 started.set()
                 await asyncio.Event().wait()

@@ -85,8 +85,8 @@ class EdgePlan:
 
     @property
     def may_be_shared(self) -> bool:
-        """True where what is complete may lie on shared storage: it is read afterwards only, and goes with the job."""
-        return self.exchange is Exchange.BLOCKING and not self.is_persisted
+        """True where what is complete may lie on shared storage: it is read afterwards only."""
+        return self.exchange is Exchange.BLOCKING
 
 
 @dataclass(frozen=True, slots=True)

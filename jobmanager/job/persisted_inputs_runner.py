@@ -50,7 +50,8 @@ class PersistedInputsRunner:
             if source is not None and not task.restore.finished:
                 parts = self._held.parts_of(source.name, source.job_id)
                 share = share_of(parts, task.attempt.subtask_index, task.vertex.parallelism)
-                add_persisted_input(task, share, self._endpoint_of)
+                shared = "" if self._held.shared is None else self._held.shared.uri
+                add_persisted_input(task, share, self._endpoint_of, shared)
 
     def loss(self, execution: ExecutionGraph) -> StreamError | None:
         """Why the job cannot come to its end, now that a TaskManager is lost; None = it can."""

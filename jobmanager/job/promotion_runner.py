@@ -17,9 +17,9 @@ from common.clock import Clock
 from common.pb import internal_pb2
 from jobmanager.messages import job_effects
 from jobmanager.rpc.graph_convert import partition_id
-from jobmanager.rpc.partition_convert import partition_of
 from jobmanager.rpc.persisted_convert import persisted_edges, persisted_sink
 from jobmanager.scheduler.held_partitions_runner import HeldPartitionsRunner
+from jobmanager.stores.shared_spill_store import partition_of
 from penstock.errors import StoreNotFound, StreamError
 from penstock.pb import graph_pb2
 

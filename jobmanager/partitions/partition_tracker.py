@@ -55,7 +55,7 @@ class PartitionTracker:
         regions: of the job.
         graph: its attempts.
         keeps_all: nothing of current attempts is released before the job's end: checkpoints may refer to it.
-        shares_spill: blocking partitions that do not outlive the job are written to shared storage.
+        shares_spill: blocking partitions are written to shared storage.
     """
 
     def __init__(

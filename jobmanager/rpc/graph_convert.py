@@ -328,9 +328,8 @@ class DeploymentMessages:
         return deployment
 
     def _shared_directory(self, edge: graph_pb2.Edge) -> str:
-        """What outlives the job lies with TaskManagers."""
         is_blocking = edge.partition_type == graph_pb2.RESULT_PARTITION_TYPE_BLOCKING
-        return self._shared_spill if is_blocking and edge.target_vertex else ""
+        return self._shared_spill if is_blocking else ""
 
     def _channel(self, edge: graph_pb2.Edge, channel: ChannelPlan) -> internal_pb2.InputChannel:
         return internal_pb2.InputChannel(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from common.pb import internal_pb2
 from jobmanager.partitions.held_partitions import HeldPartition, Holdings
 from jobmanager.partitions.promoted import PromotedPartitions, PromotedSet
+from jobmanager.stores.shared_spill_store import partition_of
 from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 
@@ -70,11 +71,6 @@ def partition_message(partition_id: PartitionId) -> internal_pb2.PartitionId:
         subtask_index=partition_id.subtask_index,
         attempt=partition_id.attempt,
     )
-
-
-def partition_of(message: internal_pb2.PartitionId) -> PartitionId:
-    """The id that TaskManagers are told."""
-    return PartitionId(message.edge_id, message.vertex, message.subtask_index, message.attempt)
 
 
 def _partitions(messages: Iterable[internal_pb2.HeldPartition]) -> tuple[HeldPartition, ...]:

@@ -49,6 +49,7 @@ def add_persisted_input(
     task: internal_pb2.TaskDeployment,
     parts: Sequence[PromotedPart],
     endpoint_of: Callable[[str], internal_pb2.DataEndpoint],
+    shared_directory: str = "",
 ) -> None:
     """Tells a task where to read its share.
 
@@ -56,6 +57,7 @@ def add_persisted_input(
         task: of a vertex with a ``persisted_source``.
         parts: its share.
         endpoint_of: the partition server of a TaskManager.
+        shared_directory: where those parts lie that no TaskManager holds.
     """
     head = task.vertex.operators[0]
     source = head.source.persisted
@@ -66,7 +68,7 @@ def add_persisted_input(
         schema=source.schema,
         channels=[
             internal_pb2.InputChannel(
-                producer=endpoint_of(part.taskmanager_id),
+                producer=endpoint_of(part.taskmanager_id) if part.taskmanager_id else None,
                 producer_attempt=internal_pb2.AttemptId(
                     job_id=source.job_id,
                     vertex=part.partition_id.vertex,
@@ -74,6 +76,7 @@ def add_persisted_input(
                     attempt=part.partition_id.attempt,
                 ),
                 edge_id=part.partition_id.edge_id,
+                shared_directory="" if part.taskmanager_id else shared_directory,
             )
             for part in parts
         ],

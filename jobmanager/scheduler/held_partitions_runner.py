@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final, Protocol
 
 import structlog
+from typing_extensions import override
 
 from common.pb import internal_pb2
 from jobmanager.partitions.held_partitions import HeldPartitions, Holdings
+from jobmanager.partitions.partition_tracker import SHARED_STORAGE
 from jobmanager.partitions.promoted import (
     PromotedPart,
     PromotedPartitions,
@@ -25,10 +27,33 @@ from jobmanager.partitions.promoted import (
 from jobmanager.rpc.partition_convert import holdings_of, partition_details
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.shared_spill_runner import SharedSpillRunner
+from jobmanager.stores.shared_spill_store import partition_of
 from penstock.errors import JobRejected, PartitionUnavailable, StreamError, Unrecoverable
 from penstock.graph.persisted import persist_sinks, persisted_sources
 from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2, graph_pb2
+
+_LOOK_AGAIN_S: Final = 5.0
+
+
+class ReadingJobs(Protocol):
+    """The jobs that a JobManager knows, as far as they have to do with what outlives jobs."""
+
+    def reads(self) -> Collection[tuple[str, str]] | None:
+        """Names and jobs of sets that jobs read which have not ended; None = that cannot be told."""
+
+    def has_unended(self, job_id: str) -> bool:
+        """Whether a job is known and has not ended."""
+
+
+class _NoJobs(ReadingJobs):
+    @override
+    def reads(self) -> frozenset[tuple[str, str]]:
+        return frozenset()
+
+    @override
+    def has_unended(self, job_id: str) -> bool:
+        return False
 
 
 class HeldPartitionsRunner:
@@ -56,9 +81,11 @@ class HeldPartitionsRunner:
         """TaskManager, job, and the name it is promoted under, "" = none."""
         self._settles_in_s = settles_in_s
         self._changed = asyncio.Event()
+        self._looks = 0
+        self._has_shared = False
         self._claimed: set[str] = set()
-        self.read_by_jobs: Callable[[], Collection[tuple[str, str]] | None] = frozenset
-        """Names and jobs of sets that jobs read which are known and have not ended; None = that cannot be told."""
+        self.jobs: ReadingJobs = _NoJobs()
+        """Those that are known."""
         self._read_by_new: list[Collection[tuple[str, str]]] = []
         """The same of jobs that are being accepted."""
         self._log = structlog.get_logger(__name__)
@@ -67,7 +94,7 @@ class HeldPartitionsRunner:
 
     @property
     def _is_settled(self) -> bool:
-        return self._settles_in_s() <= 0
+        return self._settles_in_s() <= 0 and (self.shared is None or self._has_shared)
 
     def observe(self, taskmanager_id: str, holdings: Holdings) -> None:
         """A TaskManager has said what it holds."""
@@ -114,10 +141,11 @@ class HeldPartitionsRunner:
         for job_id in self._held.unneeded_jobs(taskmanager_id, needs_partitions):
             self._begin_release(taskmanager_id, job_id)
         if self._is_settled:  # who has been told that a set is whole may still have to register
-            left = self._held.unconfirmed(taskmanager_id, needs_partitions)
-            replaced = self._held.replaced_at(taskmanager_id, needs_partitions)
-            for name, job_id in (*left, *self._unread(replaced)):
-                self._begin_release(taskmanager_id, job_id, name)
+            for holder in (taskmanager_id, SHARED_STORAGE):
+                left = self._held.unconfirmed(holder, needs_partitions)
+                replaced = self._held.replaced_at(holder, needs_partitions)
+                for name, job_id in (*left, *self._unread(replaced)):
+                    self._begin_release(holder, job_id, name)
 
     def _begin_release(self, taskmanager_id: str, job_id: str, promoted_as: str = "") -> None:
         key = (taskmanager_id, job_id, promoted_as)
@@ -183,6 +211,10 @@ class HeldPartitionsRunner:
         Raises:
             StreamError: it could not; asking again is harmless.
         """
+        if taskmanager_id == SHARED_STORAGE and self.shared is not None:
+            dropped = await self.shared.drop(name, job_id, self.jobs.has_unended)
+            await self._look_at_shared(self.shared)
+            return dropped
         client = self._client(taskmanager_id)
         response = await client.drop_promoted_partitions(name, job_id)
         self.observe(taskmanager_id, holdings_of(response.holdings))
@@ -199,6 +231,10 @@ class HeldPartitionsRunner:
         Raises:
             StreamError: it could not; asking again is harmless.
         """
+        if taskmanager_id == SHARED_STORAGE and self.shared is not None:
+            await self.shared.promote(promoted, [partition_of(one) for one in partitions])
+            await self._look_at_shared(self.shared)
+            return
         client = self._client(taskmanager_id)
         holdings = await client.promote_partitions(promoted, partitions)
         self.observe(taskmanager_id, holdings_of(holdings))
@@ -206,6 +242,41 @@ class HeldPartitionsRunner:
     def promoted(self) -> list[PromotedPartitions]:
         """What outlives its job, and what had the same name before and is still there."""
         return self._held.promoted()
+
+    async def load_shared(self) -> None:
+        """Reads what outlives jobs on shared storage; where that does not answer, it is asked again in the background."""
+        if self.shared is None:
+            return
+        try:
+            await self._look_at_shared(self.shared)
+        except StreamError as error:
+            self._log.warning("partitions.not_read", reason=str(error))
+            self._start(self._keep_looking(self.shared))
+
+    async def sweep_shared(self) -> None:
+        """Removes from shared storage what belongs to no job, and does not outlive one."""
+        if self.shared is not None:
+            await self.shared.sweep(self.jobs.has_unended)
+
+    async def _keep_looking(self, shared: SharedSpillRunner) -> None:
+        while not self._has_shared:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            try:
+                await self._look_at_shared(shared)
+            except StreamError as error:
+                self._log.warning("partitions.not_read", reason=str(error))
+
+    async def _look_at_shared(self, shared: SharedSpillRunner) -> None:
+        """Sees what outlives jobs there.
+
+        Raises:
+            StreamError: that cannot be told now.
+        """
+        number = self._looks = self._looks + 1
+        found = await shared.promoted()
+        found.version = number
+        self.observe(SHARED_STORAGE, holdings_of(found))
+        self._has_shared = True
 
     def _newest(self) -> Collection[PromotedPartitions]:
         return {found.whole.name: found for found in self.promoted()}.values()
@@ -223,7 +294,7 @@ class HeldPartitionsRunner:
 
     def _unread(self, sets: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         """Those of sets, by name and job, that no job reads."""
-        read = self.read_by_jobs()
+        read = self.jobs.reads()
         if read is None:
             return []
         new = {key for keys in self._read_by_new for key in keys}
@@ -246,7 +317,8 @@ class HeldPartitionsRunner:
             if self._is_settled:
                 raise
             raise PartitionUnavailable(
-                f"{error} (or they have not registered yet: the JobManager has just started)"
+                f"{error} (or they have not registered yet, or the shared storage has not answered: the JobManager has "
+                "just started)"
             ) from error
 
     @contextlib.contextmanager
@@ -279,6 +351,11 @@ class HeldPartitionsRunner:
         Raises:
             JobRejected: something has it, or something else than what it means to replace.
         """
+        if self.shared is not None and not self._has_shared:
+            raise JobRejected(
+                f"{self.shared.uri} has not answered yet, so it is not known whether something is persisted as "
+                f"{sink.name!r}: try again"
+            )
         if not sink.overwrite:
             self.check_free(sink.name)
         elif sink.replaces_job_id:

@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from common.pb import internal_pb2
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
 from jobmanager.stores.shared_spill_store import SharedSpillStore, open_shared_spill
 from penstock.errors import StreamError
@@ -53,7 +54,7 @@ class SharedSpillRunner:
         return frozenset()
 
     async def release(self, job_id: str, partition_ids: Collection[PartitionId] = ()) -> None:
-        """Removes partitions of a job; none named = everything of it."""
+        """Removes partitions of a job; none named = everything of it but what outlives it."""
         try:
             work = partial(self._store.release, job_id, partition_ids)
             await self._calls.run("remove", work)
@@ -73,6 +74,20 @@ class SharedSpillRunner:
             return
         if swept:
             self._log.info("partitions.swept", count=len(swept))
+
+    async def promote(
+        self, promoted: internal_pb2.PromotedSet, partition_ids: Collection[PartitionId]
+    ) -> None:
+        """See ``SharedSpillStore``."""
+        await self._calls.run("list", partial(self._store.promote, promoted, partition_ids))
+
+    async def promoted(self) -> internal_pb2.Holdings:
+        """See ``SharedSpillStore``."""
+        return await self._calls.run("look", self._store.promoted)
+
+    async def drop(self, name: str, job_id: str, is_needed: Callable[[str], bool]) -> int:
+        """See ``SharedSpillStore``."""
+        return await self._calls.run("drop", partial(self._store.drop, name, job_id, is_needed))
 
 
 def shared_spill(directory: str, cluster_id: str) -> SharedSpillRunner | None:

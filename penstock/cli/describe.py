@@ -221,7 +221,7 @@ def size_of(size_bytes: int) -> str:
 def partition_fields(partition: client_pb2.PartitionDetails) -> dict[str, Any]:
     """One partition of ``penstock partitions --json``."""
     return {
-        "taskmanager_id": partition.taskmanager_id,
+        "taskmanager_id": partition.taskmanager_id or None,
         "job_id": partition.job_id,
         "edge_id": partition.edge_id,
         "vertex": partition.vertex,

@@ -143,7 +143,7 @@ def _list(client: Client, promoted: bool, as_json: bool) -> None:
         ["TASKMANAGER", "JOB", "EDGE", "PRODUCER", "ATTEMPT", "ROWS", "SIZE", "PROMOTED AS"],
         [
             [
-                one.taskmanager_id,
+                one.taskmanager_id or "(shared storage)",
                 one.job_id,
                 one.edge_id,
                 f"{one.vertex}/{one.subtask_index}",

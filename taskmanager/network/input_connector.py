@@ -73,7 +73,7 @@ class InputConnector(SupplyListener):
         credit_bytes: the credit window of each channel.
         now_ns: monotonic time.
         wait_ms: how long a kept channel stays without its producer.
-        shared: complete partitions on shared storage, by its name.
+        shared: complete partitions on shared storage, by its name and the job that has written them.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class InputConnector(SupplyListener):
         credit_bytes: int,
         now_ns: Callable[[], int],
         wait_ms: int,
-        shared: Callable[[str], PartitionSource],
+        shared: Callable[[str, str], PartitionSource],
     ) -> None:
         self._connections = connections
         self._registry = registry
@@ -134,7 +134,7 @@ class InputConnector(SupplyListener):
         producer, partition = description.producer_attempt, partition_of(description)
         source: PartitionSource | None = None
         if description.shared_directory:
-            source = self._shared(description.shared_directory)
+            source = self._shared(description.shared_directory, producer.job_id)
         elif description.producer.slot_id == self._connections.slot.slot_id:
             source = self._registry
         if source is not None:

@@ -30,26 +30,30 @@ class PartitionFactory:
     def __init__(self, config: Configuration, spill: SpillRunner | None = None) -> None:
         self._config = config
         self._spill = spill
-        self._shared: dict[str, SharedPartitions] = {}
+        self._shared: dict[tuple[str, str], SharedPartitions] = {}
         self._cache = ExchangeCache(
             config.taskmanager_memory_exchange_cache_bytes,
             config.taskmanager_spill_max_bytes,
             can_spill=spill is not None,
         )
 
-    def shared(self, name: str) -> PartitionSource:
-        """Complete partitions of the job on shared storage.
+    def shared(self, name: str, job_id: str) -> PartitionSource:
+        """Complete partitions of a job on shared storage.
+
+        Args:
+            name: of the storage.
+            job_id: that has written them.
 
         Raises:
             InvariantViolation: this process writes and reads no files.
         """
-        found = self._shared.get(name)
+        found = self._shared.get((name, job_id))
         if found is None:
             spill = self._spill
             if spill is None:
                 raise InvariantViolation(f"this process has no files, and is to read from {name}")
-            found = SharedPartitions(name, lambda partition_id: spill.complete(partition_id, name))
-            self._shared[name] = found
+            found = SharedPartitions(name, lambda one: spill.complete(job_id, one, name))
+            self._shared[name, job_id] = found
         return found
 
     @property

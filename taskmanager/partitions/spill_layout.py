@@ -17,21 +17,19 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgpack
 
 from common.elements import ControlElement
+from common.spill_index import INDEX_FORMAT
 from common.spill_paths import job_path, partition_path, subpartition_path
 from penstock.errors import StoreCorrupt, TaskFailure
 from penstock.partition_id import PartitionId
-from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
+from penstock.storage.framing import decode_frame, encode_frame
 from taskmanager.network.frames import FrameError
 from taskmanager.network.messages import decode_control, encode_control
 from taskmanager.partitions.spill_format import SpillFormat
-
-INDEX_FORMAT: Final = FrameFormat("an index of a result partition", b"PSTKPART", 2)
-"""Version 1 knew Arrow files only."""
 
 
 class SpillFailed(TaskFailure):

@@ -96,7 +96,7 @@ class SpillRunner:
             shared: name of the shared storage that they lie on; "" = the disk of the TaskManager.
         """
         if shared:
-            place = self._shared_place(partition_id, choice, shared)
+            place = self._shared_place(self._job_id, partition_id, choice, shared)
             return _Files(place, self._job_id, partition_id, self._shared_calls.call)
         local = LocalPlace(self._root, self._job_id, partition_id, choice)
         return _Files(local, self._job_id, partition_id, self._on_io_thread)
@@ -105,18 +105,18 @@ class SpillRunner:
         """The disk of the TaskManager holds up everything else as well where it does not answer."""
         self._submit(lambda: self._post(work()))
 
-    def complete(self, partition_id: PartitionId, shared: str) -> CompleteFiles:
-        """The files of a partition that has been completed on shared storage."""
-        place = self._shared_place(partition_id, ARROW_FILES, shared)
-        return _CompleteFiles(place, self._job_id, partition_id, self._shared_calls.call)
+    def complete(self, job_id: str, partition_id: PartitionId, shared: str) -> CompleteFiles:
+        """The files of a partition that a job has completed on shared storage."""
+        place = self._shared_place(job_id, partition_id, ARROW_FILES, shared)
+        return _CompleteFiles(place, job_id, partition_id, self._shared_calls.call)
 
     def _shared_place(
-        self, partition_id: PartitionId, choice: FormatChoice, shared: str
+        self, job_id: str, partition_id: PartitionId, choice: FormatChoice, shared: str
     ) -> SharedPlace:
         store = self._stores.get(shared)
         if store is None:
             store = self._stores[shared] = self._open_store(shared)
-        return SharedPlace(store, shared, self._job_id, partition_id, choice)
+        return SharedPlace(store, shared, job_id, partition_id, choice)
 
 
 class _Files(PartitionFiles):

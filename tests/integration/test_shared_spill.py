@@ -23,6 +23,7 @@ from tests.support.processes import (
     wait_ended,
     wait_in_directory,
 )
+from tests.support.shared_persisted import rows_outlive_whoever_made_them
 from tests.support.small_disk import filled, frozen, own_disk, small_disk
 from tests.support.staged_job import StagedJob, kill_taskmanager
 from tests.support.watched_job import Placed, Subtask
@@ -30,7 +31,10 @@ from tests.support.watched_job import Placed, Subtask
 pytestmark = [pytest.mark.integration]
 
 
-def start(cluster: DaemonCluster, shared: str, spill_format: str = "arrow", **others: str) -> None:
+def start(
+    cluster: DaemonCluster, shared: str, spill_format: str = "arrow", **others: str
+) -> list[str]:
+    """Starts what is missing; returns the options."""
     options = {
         **{key.replace("__", "-").replace("_", "."): value for key, value in others.items()},
         "taskmanager.spill.format": spill_format,
@@ -41,6 +45,7 @@ def start(cluster: DaemonCluster, shared: str, spill_format: str = "arrow", **ot
         options["taskmanager.spill.shared-dir"] = shared
     arguments = [part for key, value in options.items() for part in ("-D", f"{key}={value}")]
     cluster.start(*arguments, taskmanagers=2, slots=2)
+    return arguments
 
 
 @pytest.fixture
@@ -155,6 +160,16 @@ def test_whatever_is_killed_every_row_is_there_once(
             assert attempts(job.placed(), "v0") == {0}
     staged.check()
     wait_in_directory(shared, lambda: files(shared) == [], "that all of the job is removed")
+
+
+def test_what_outlives_its_job_outlives_whoever_made_it(
+    cluster: DaemonCluster, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    arguments = start(cluster, str(shared))
+    rows_outlive_whoever_made_them(
+        cluster, arguments, lambda: [str(path) for path in files(shared)]
+    )
 
 
 @pytest.mark.sampled(2)

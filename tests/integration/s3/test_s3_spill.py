@@ -20,6 +20,7 @@ from tests.integration.s3.conftest import BUCKET, settings_of
 from tests.support.processes import DaemonCluster, Deadline, site
 from tests.support.radosgw import RadosGateway, s3_options
 from tests.support.s3_proxy import Fault, Request, S3Proxy
+from tests.support.shared_persisted import rows_outlive_whoever_made_them
 from tests.support.staged_job import StagedJob, kill_taskmanager
 from tests.support.watched_job import placed
 
@@ -32,17 +33,22 @@ def shared(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def spilling(tmp_path: Path, proxy: S3Proxy, shared: str) -> Iterator[DaemonCluster]:
+def arguments(proxy: S3Proxy, shared: str) -> list[str]:
+    """Of the daemons."""
+    options = {
+        **s3_options(proxy.endpoint),
+        "s3.retry.timeout": "3s",
+        "taskmanager.spill.shared-dir": f"s3://{BUCKET}/{shared}",
+        "heartbeat.interval": "100ms",
+        "heartbeat.timeout": "2s",
+    }
+    return [part for key, value in options.items() for part in ("-D", f"{key}={value}")]
+
+
+@pytest.fixture
+def spilling(tmp_path: Path, arguments: list[str]) -> Iterator[DaemonCluster]:
     with site(tmp_path / "site") as place:
         cluster = DaemonCluster(place)
-        options = {
-            **s3_options(proxy.endpoint),
-            "s3.retry.timeout": "3s",
-            "taskmanager.spill.shared-dir": f"s3://{BUCKET}/{shared}",
-            "heartbeat.interval": "100ms",
-            "heartbeat.timeout": "2s",
-        }
-        arguments = [part for key, value in options.items() for part in ("-D", f"{key}={value}")]
         cluster.start(*arguments, taskmanagers=2, slots=2)
         yield cluster
         cluster.stop()
@@ -89,6 +95,13 @@ def test_a_lost_taskmanager_and_hiccups_repeat_nothing_of_a_complete_stage(
         assert {one.attempt for key, one in after.items() if key[0] == "v0"} == {0}
         await_empty(store)
     staged.check()
+
+
+def test_what_outlives_its_job_outlives_whoever_made_it(
+    spilling: DaemonCluster, arguments: list[str], s3_server: RadosGateway, shared: str
+) -> None:
+    store = S3Store(BUCKET, shared, settings_of(s3_server.endpoint))
+    rows_outlive_whoever_made_them(spilling, arguments, lambda: paths(store))
 
 
 def test_a_server_that_is_gone_is_told_and_waited_for_so_long(

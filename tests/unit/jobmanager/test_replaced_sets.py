@@ -70,6 +70,7 @@ class Cluster:
         self.calls = 0
         self.unended: set[str] = set()
         self.read: set[tuple[str, str]] = set()
+        self.is_readable = True
         self.lead()
 
     def lead(self) -> None:
@@ -78,7 +79,7 @@ class Cluster:
         self.held = HeldPartitionsRunner(
             lambda name: cast("Any", Client(self, name)), self.started.append, lambda: 0.0
         )
-        self.held.read_by_jobs = lambda: self.read
+        self.held.jobs = Jobs(self)
         for name in NAMES:
             self.held.observe(name, holdings_of(self.disks[name].holdings))
         self.dies_at, self.calls = None, 0
@@ -127,6 +128,19 @@ class Cluster:
 
     def on_disk(self) -> set[str]:
         return {one.job_id for disk in self.disks.values() for one in disk.promoted.sets()}
+
+
+class Jobs:
+    """Those that the JobManager knows."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def reads(self) -> set[tuple[str, str]] | None:
+        return self._cluster.read if self._cluster.is_readable else None
+
+    def has_unended(self, job_id: str) -> bool:
+        return job_id in self._cluster.unended
 
 
 class Client:
@@ -280,10 +294,10 @@ def test_what_a_job_reads_that_is_being_accepted_stays(tmp_path: Path) -> None:
         with cluster.held.checked(reader):
             pass
         # A job that cannot be read may read it.
-        cluster.held.read_by_jobs = lambda: None
+        cluster.is_readable = False
         await cluster.sweep()
         assert cluster.on_disk() == {"old", "new"}
-        cluster.held.read_by_jobs = frozenset
+        cluster.is_readable = True
         await cluster.sweep()
         assert cluster.on_disk() == {"new"}
         with pytest.raises(JobRejected, match="is gone"), cluster.held.checked(reader):

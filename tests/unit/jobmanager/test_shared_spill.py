@@ -15,12 +15,14 @@ from typing import Any, cast
 
 import pytest
 
+from common.elements import EndOfData
 from common.pb import internal_pb2
-from common.spill_paths import index_path, partition_path
+from common.spill_paths import index_path, partition_path, promoted_path
 from jobmanager.dispatcher import submission_checks_runner
 from jobmanager.dispatcher.known_jobs import KnownJobs
 from jobmanager.dispatcher.submission_checks_runner import SubmissionChecksRunner
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState
+from jobmanager.graph.job_plan import Exchange
 from jobmanager.job.kept_partitions_runner import KeptPartitionsRunner
 from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import JobState
@@ -28,11 +30,17 @@ from jobmanager.partitions.partition_tracker import SHARED_STORAGE
 from jobmanager.scheduler.shared_spill_runner import shared_spill
 from jobmanager.stores.shared_spill_store import SharedSpillStore, open_shared_spill
 from penstock.config import Configuration
-from penstock.errors import ConfigurationError, JobRejected
+from penstock.errors import ConfigurationError, JobRejected, StoreCorrupt, StoreNotFound
 from penstock.partition_id import PartitionId
 from penstock.storage.local_store import LocalStore
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
+from taskmanager.partitions.spill_layout import (
+    PartitionIndex,
+    SpillFile,
+    SubpartitionIndex,
+    encode_index,
+)
 from tests.support.drawn_plans import drawn
 from tests.unit.jobmanager.test_partial_restarts import Story, deployed, finished_stage
 
@@ -71,7 +79,7 @@ def test_what_is_damaged_is_made_again_all_the_same() -> None:
     assert deployed(story.effects).endswith("b0")
 
 
-def test_kept_and_persisted_outputs_stay_with_their_taskmanagers() -> None:
+def test_caching_outputs_stay_with_their_taskmanagers() -> None:
     story = Story(drawn("a:1 b:1", "a>b hash caching"), shares_spill=True)
     story.run("a0 b0")
     story.report("a0", FINISHED)
@@ -128,6 +136,7 @@ def test_shared_storage_is_looked_at_for_what_it_has_and_taskmanagers_for_the_re
     plan = drawn("a:1 b:1", "a>b hash blocking")
     (edge,) = plan.edges
     persisted = replace(edge, id="kept", target="")
+    cached = replace(edge, id="cached", exchange=Exchange.CACHING)
     asked: dict[str, set[str]] = {}
 
     class Asked:
@@ -153,14 +162,19 @@ def test_shared_storage_is_looked_at_for_what_it_has_and_taskmanagers_for_the_re
     told: list[Any] = []
     log: Any = SimpleNamespace(info=lambda *_, **__: None)
     kept = KeptPartitionsRunner(
-        "job", replace(plan, edges=(edge, persisted)), cluster, told.append, log
+        "job", replace(plan, edges=(edge, persisted, cached)), cluster, told.append, log
     )
     key = AttemptKey("a", 0, 3)
-    asyncio.run(kept.locate(job_effects.LocatePartitions(7, ((edge.id, key), ("kept", key)))))
-    assert asked == {"storage": {edge.id}, "taskmanagers": {"kept"}}
+    asyncio.run(
+        kept.locate(
+            job_effects.LocatePartitions(7, ((edge.id, key), ("kept", key), ("cached", key)))
+        )
+    )
+    assert asked == {"storage": {edge.id, "kept"}, "taskmanagers": {"cached"}}
     assert {(one.taskmanager_id, one.edge_id) for one in told[0].located} == {
         (SHARED_STORAGE, edge.id),
-        ("tm", "kept"),
+        (SHARED_STORAGE, "kept"),
+        ("tm", "cached"),
     }
 
 
@@ -209,6 +223,72 @@ def test_what_no_job_has_is_swept(store: ObjectStore) -> None:
         fill(store, job_id, ONE, is_complete=job_id != "gone")
     assert shared.sweep(lambda job_id: job_id == "known") == ["gone", "gone-too"]
     assert {found.path.split("/")[0] for found in store.list("")} == {"known"}
+
+
+def sealed(store: ObjectStore, job_id: str, partition_id: PartitionId, rows: int) -> None:
+    """A complete partition, as a TaskManager leaves it."""
+    file = SpillFile(0, 0, rows, 8 * rows, 1)
+    part = SubpartitionIndex(0, (file,), ((rows, EndOfData()),))
+    store.put(f"{partition_path(job_id, partition_id)}/sub=0/{file.name}", [b"rows"])
+    index = encode_index(PartitionIndex(job_id, partition_id, (part,)))
+    store.put(index_path(job_id, partition_id), [index])
+
+
+def whole(name: str, job_id: str, count: int = 2) -> internal_pb2.PromotedSet:
+    return internal_pb2.PromotedSet(name=name, job_id=job_id, partition_count=count, confirmed=True)
+
+
+def test_what_outlives_its_job_stays_until_it_is_dropped(store: ObjectStore) -> None:
+    shared = SharedSpillStore(store, "x")
+    for partition_id, rows in ((ONE, 3), (TWO, 5), (OTHER, 7)):
+        sealed(store, "job", partition_id, rows)
+    shared.promote(whole("mine", "job"), [TWO, ONE])
+    shared.promote(whole("mine", "job"), [TWO, ONE])
+    found = shared.promoted()
+    assert [(held.rows, held.size_bytes) for held in found.partitions] == [(3, 24), (5, 40)]
+    assert list(found.promoted) == [whole("mine", "job")]
+    assert (found.count, found.size_bytes) == (2, 64)
+    # The job ends, then another JobManager leads: what is named stays.
+    assert shared.release("job") == 2
+    assert shared.found("job", [ONE, TWO, OTHER]) == {ONE, TWO}
+    for _ in range(2):
+        assert shared.sweep(lambda _: False) == []
+    assert shared.found("job", [ONE, TWO]) == {ONE, TWO}
+    # What is gone of it is not told to be there.
+    store.delete(index_path("job", TWO))
+    assert [held.rows for held in shared.promoted().partitions] == [3]
+    assert shared.drop("mine", "other", lambda _: False) == 0
+    assert shared.drop("other", "", lambda _: False) == 0
+    assert shared.drop("mine", "", lambda _: False) == 2
+    assert store.list("") == []
+
+
+def test_a_job_that_has_not_ended_keeps_the_files_of_a_name_it_lost(store: ObjectStore) -> None:
+    shared = SharedSpillStore(store, "x")
+    sealed(store, "job", ONE, 3)
+    sealed(store, "job", TWO, 4)
+    shared.promote(whole("one", "job", 1), [ONE])
+    shared.promote(whole("two", "job", 1), [TWO])
+    assert shared.drop("one", "job", lambda _: True) == 1
+    assert shared.found("job", [ONE, TWO]) == {ONE, TWO}
+    shared.release("job")
+    assert shared.found("job", [ONE, TWO]) == {TWO}
+    # Killed between its list and its files: they are swept.
+    store.delete(promoted_path("two", "job"))
+    assert shared.sweep(lambda _: False) == ["job"]
+    assert store.list("") == []
+
+
+def test_what_is_not_complete_cannot_outlive_its_job(store: ObjectStore) -> None:
+    shared = SharedSpillStore(store, "x")
+    sealed(store, "job", ONE, 3)
+    fill(store, "job", TWO, is_complete=False)
+    with pytest.raises(StoreNotFound):
+        shared.promote(whole("mine", "job"), [ONE, TWO])
+    store.put(index_path("job", TWO), [b"damaged"])
+    with pytest.raises(StoreCorrupt):
+        shared.promote(whole("mine", "job"), [ONE, TWO])
+    assert not shared.promoted().promoted
 
 
 def test_every_cluster_has_a_place_of_its_own(tmp_path: Path) -> None:

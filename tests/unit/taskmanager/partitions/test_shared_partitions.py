@@ -85,7 +85,7 @@ class Slot:
             Path("/nowhere"), "job", self.calls.append, self.mail.append, shared_calls,
             lambda _: store,
         )  # fmt: skip
-        self.partitions = SharedPartitions("x", lambda wanted: spill.complete(wanted, "x"))
+        self.partitions = SharedPartitions("x", lambda wanted: spill.complete("job", wanted, "x"))
         self.views: list[SubpartitionView] = []
         self.lost: list[str] = []
 
