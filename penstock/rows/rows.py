@@ -2,7 +2,8 @@
 
 A ``Row`` is a view of one row of a batch: it decodes a column once per batch, when the first row is
 asked for it, so that columns a function does not touch cost nothing. It cannot be changed and may
-be kept (it then keeps its batch). The reserved event-time column is not visible to it.
+be kept (it then keeps its batch). The reserved event-time column is not visible to it. *Eager* columns are
+those whose value is put into the row as it is made (``penstock.rows.row_calls``).
 
 ``RowBuilder`` goes the other way: dicts, rows, dataclass instances, tuples or plain values in, one
 ``RecordBatch`` of a given schema out, or a ``RowMismatch`` that names row, column and type.
@@ -55,7 +56,9 @@ class Row:
             raise KeyError(_no_column(name, self._penstock_names))
         columns = self._penstock_columns
         values = columns[position]
-        return (_decoded(columns, position) if values is None else values)[self._penstock_index]
+        return (decoded_column(columns, position) if values is None else values)[
+            self._penstock_index
+        ]
 
     if TYPE_CHECKING:
 
@@ -167,9 +170,10 @@ def make_row(row_class: type[Row], columns: list[Any], index: int) -> Row:
 
 
 def lazy_columns(batch: pa.RecordBatch) -> list[Any]:
-    """What the rows of a batch share: per column None or its decoded values, then the batch."""
+    """What the rows of a batch share: per column None or its decoded values, then a set of those that were asked
+    for by name, then the batch."""
     columns: list[Any] = [None] * batch.num_columns
-    columns.append(batch)
+    columns += (set(), batch)
     return columns
 
 
@@ -184,7 +188,7 @@ def row_maker(names: Sequence[str]) -> Callable[[Sequence[Any]], Row]:
 
     def make(values: Sequence[Any]) -> Row:
         columns: list[Any] = [[value] for value in values]
-        columns.append(None)
+        columns += (set(), None)
         return make_row(kind, columns, 0)
 
     return make
@@ -220,7 +224,17 @@ def unknown_column(error: BaseException) -> str:
     return _no_column(str(error.name), error.obj._penstock_names)
 
 
-def _decoded(columns: list[Any], position: int) -> list[Any]:
+def _asked_for(columns: list[Any], position: int) -> list[Any]:
+    columns[-2].add(position)
+    return decoded_column(columns, position)
+
+
+def decoded_column(columns: list[Any], position: int) -> list[Any]:
+    """The values of a column of ``lazy_columns``, from now on one of them.
+
+    Raises:
+        BadRecord: they are none that Python has.
+    """
     batch: pa.RecordBatch = columns[-1]
     try:
         values = decode(batch.column(position))
@@ -244,11 +258,24 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
     return type("Row", (Row,), namespace)
 
 
+@lru_cache(maxsize=256)
+def eager_row_class(names: tuple[str, ...], eager: tuple[int, ...]) -> type[Row]:
+    """The class of rows whose value in the n-th of the ``eager`` columns is ``_penstock_value_n``."""
+    kind = _row_class(names)
+    if not eager:
+        return kind
+    slots = [f"_penstock_value_{n}" for n in range(len(eager))]
+    namespace: dict[str, Any] = {"__slots__": slots}
+    for slot, position in zip(slots, eager, strict=True):
+        namespace[names[position]] = property(attrgetter(slot))
+    return type("Row", (kind,), namespace)
+
+
 @lru_cache(maxsize=1024)
 def _column_getter(position: int) -> Callable[[Row], Any]:
     """A getter with the position in its code, which is faster than in a closure."""
-    scope: dict[str, Any] = {"decoded": _decoded}
-    exec(_GETTER.format(position=position), scope)
+    scope: dict[str, Any] = {"asked_for": _asked_for}
+    exec(compile(_GETTER.format(position=position), __file__, "exec"), scope)
     getter: Callable[[Row], Any] = scope["get"]
     return getter
 
@@ -258,7 +285,7 @@ def get(row):
     columns = row._penstock_columns
     values = columns[{position}]
     if values is None:
-        values = decoded(columns, {position})
+        values = asked_for(columns, {position})
     return values[row._penstock_index]
 """
 
@@ -349,6 +376,8 @@ class RowBuilder:
         if not values:
             return [[] for _ in names]
         kinds = set(map(type, values))
+        if all(issubclass(kind, Row) for kind in kinds):
+            return self._columns_of_rows(kinds)
         if len(kinds) == 1 and not self._single_nested:
             (kind,) = kinds
             if kind is dict and set(map(len, values)) == {len(names)}:
@@ -362,7 +391,28 @@ class RowBuilder:
                 return [list(map(attrgetter(name), values)) for name in names]
             elif kind in _SCALARS and len(names) == 1:
                 return [values]
-        rows = [self._normalise(value, i) for i, value in enumerate(values)]
+        return self._columns_one_by_one()
+
+    def _columns_of_rows(self, kinds: set[type[Row]]) -> Sequence[Sequence[Any]]:
+        """The same for rows: those of one batch have their columns in common."""
+        values, wanted = self._values, set(self._names)
+        if any(set(kind._penstock_names) != wanted for kind in kinds):
+            return self._columns_one_by_one()
+        columns = values[0]._penstock_columns
+        if any(row._penstock_columns is not columns for row in values):
+            return [[Row.__getitem__(row, name) for row in values] for name in self._names]
+        indexes = [row._penstock_index for row in values]
+        positions = values[0]._penstock_positions
+        found = []
+        for name in self._names:
+            column = columns[positions[name]]
+            if column is None:
+                column = decoded_column(columns, positions[name])
+            found.append([column[index] for index in indexes])
+        return found
+
+    def _columns_one_by_one(self) -> Sequence[Sequence[Any]]:
+        rows = [self._normalise(value, i) for i, value in enumerate(self._values)]
         return list(zip(*rows, strict=True))
 
     def _normalise(self, value: Any, index: int) -> Sequence[Any]:

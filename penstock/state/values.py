@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -15,7 +15,7 @@ from typing_extensions import override
 from penstock.aggregates.aggregates import CUSTOM, Aggregate
 from penstock.aggregates.state_aggregates import BUILT_IN_ACCUMULATORS
 from penstock.errors import JobRejected
-from penstock.state.base import KeyedState, Ttl
+from penstock.state.base import KeyedState, StateScope, Ttl
 from penstock.storage.codec import ABSENT, StateError
 
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
@@ -27,6 +27,13 @@ class CellState(KeyedState):
     kind: ClassVar[Literal["value", "list", "map"]] = "value"
     _values: Any = None
     _changed: Any = None
+    _removed: Any = None
+
+    @override
+    def bind(self, column: Any, scope: StateScope) -> Self:
+        bound = super().bind(column, scope)
+        column.removed = bound._removed = []
+        return bound
 
     def clear(self) -> None:
         """Removes the key's value; none is no error."""
@@ -66,6 +73,7 @@ class CellState(KeyedState):
         if self._values[slot] is not ABSENT:
             self._values[slot] = ABSENT
             self._changed.append(slot)
+            self._removed.append(slot)
 
     def _put_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Sets the values of n keys of the batch; null removes, and the last of equal keys counts."""
@@ -217,7 +225,10 @@ class ValueState(CellState):
         if self._is_plain:
             cells = self._values
             for slot, value in zip(slots, values, strict=True):
-                cells[slot] = ABSENT if value is None else value
+                if value is None:
+                    self._remove(slot)
+                else:
+                    cells[slot] = value
             self._changed += slots
             return
         for slot, value in zip(slots, values, strict=True):

@@ -35,7 +35,8 @@ from penstock.storage.codec import StateError
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
-from taskmanager.operators.process_output import ProcessCollector, ProcessOutput
+from taskmanager.operators.process_collector import process_collector
+from taskmanager.operators.process_output import ProcessOutput
 from taskmanager.operators.process_state import FunctionStates
 from taskmanager.operators.process_timers import TimerService
 from taskmanager.operators.returned_rows import emit_returned
@@ -181,7 +182,7 @@ class TimerOperator(StatefulOperator):
     @override
     def _bind(self, context: OperatorContext, function: Any) -> None:
         output_schema, input_schema = self._output_schemas()
-        self._out = ProcessCollector(output_schema, input_schema, self._ctx)
+        self._out = process_collector(output_schema, input_schema, self._ctx)
         self._output = ProcessOutput(self._spec, self._out)
         if self._keys is not None:
             state, types, timers = context.state, self._keys.types, self._ctx.timers

@@ -237,9 +237,7 @@ class CompiledProcessOperator(ProcessOperator):
                 else:
                     arrays.append(columns[field.name].cast(field.type))
         except pa.ArrowInvalid:
-            out = self._out
-            out.results += pa.table(columns).to_pylist()
-            out.indexes += rows.tolist()
+            self._out.extend(pa.table(columns).to_pylist(), rows.tolist())
             return []
         return [pa.RecordBatch.from_arrays(arrays, schema=self._schema)]
 

@@ -10,57 +10,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-from typing_extensions import override
 
 from common.elements import OperatorOutput, SideOutput
 from penstock.errors import TaskFailure
-from penstock.functions.functions import Collector, as_mapping
 from penstock.pb import graph_pb2
-from penstock.processing.process_context import ProcessContext
-from penstock.rows.column_values import ROW_BYTES, short_repr
+from penstock.rows.column_values import ROW_BYTES, ValueMismatch, encode_columns, short_repr
 from penstock.rows.rows import RowBuilder, RowMismatch
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from taskmanager.operators.bad_records import BadRecordPolicy
+from taskmanager.operators.process_collector import ProcessCollector
 from taskmanager.operators.row_results import row_at
-
-
-class ProcessCollector(Collector):
-    """Collects results with the index of the row or timer that each was emitted for."""
-
-    __slots__ = ("_context", "indexes", "results", "side_results")
-
-    def __init__(self, schema: pa.Schema, side_schema: pa.Schema, context: ProcessContext) -> None:
-        super().__init__(schema, side_schema)
-        self._context = context
-        self.results: list[Any] = []
-        self.indexes: list[int] = []
-        self.side_results: list[tuple[str, Any, int]] = []
-
-    @override
-    def emit(self, row: object = None, /, **columns: Any) -> None:
-        if not columns:
-            self.results.append(row)
-        elif row is None:
-            self.results.append(columns)
-        else:
-            self.results.append({**as_mapping(row), **columns})
-        self.indexes.append(self._context.index)
-
-    @override
-    def side(self, tag: str, row: object) -> None:
-        self.side_results.append((tag, row, self._context.index))
-
-    @override
-    def __len__(self) -> int:
-        return len(self.results)
-
-    def drop(self, index: int) -> None:
-        """Forgets what was emitted for the latest row: its call raised."""
-        while self.indexes and self.indexes[-1] == index:
-            self.indexes.pop()
-            self.results.pop()
-        while self.side_results and self.side_results[-1][2] == index:
-            self.side_results.pop()
 
 
 class ProcessOutput:
@@ -83,10 +42,8 @@ class ProcessOutput:
     def of_rows(self, batch: pa.RecordBatch, policy: BadRecordPolicy) -> Iterator[OperatorOutput]:
         """What was emitted for rows of a batch since the last call."""
         collector = self._collector
-        if collector.results:
-            results, indexes = collector.results, collector.indexes
-            collector.results, collector.indexes = [], []
-            yield from self._main(results, indexes, _times_of(batch), (batch, policy))
+        if collector.indexes:
+            yield from self._main(_times_of(batch), (batch, policy))
         if collector.side_results:
             yield from self._sides((batch, policy))
         yield from policy.side_output(batch)
@@ -98,21 +55,21 @@ class ProcessOutput:
             times: of the timers, by index.
         """
         collector = self._collector
-        if collector.results:
-            results, indexes = collector.results, collector.indexes
-            collector.results, collector.indexes = [], []
-            yield from self._main(results, indexes, times, None)
+        if collector.indexes:
+            yield from self._main(times, None)
         if collector.side_results:
             yield from self._sides(None)
 
     def _main(
-        self,
-        results: list[Any],
-        indexes: list[int],
-        times: pa.Array | None,
-        rows: tuple[pa.RecordBatch, BadRecordPolicy] | None,
+        self, times: pa.Array | None, rows: tuple[pa.RecordBatch, BadRecordPolicy] | None
     ) -> Iterator[OperatorOutput]:
-        built, kept = self._checked(results, indexes, self._built_schema, rows)
+        collector, built = self._collector, None
+        kept = collector.take_indexes()
+        if collector.flat:
+            built = self._of_columns()
+        if built is None:
+            results = collector.take_results()
+            built, kept = self._checked(results, kept, self._built_schema, rows)
         if not kept:
             return
         if self._time_position >= 0:
@@ -121,6 +78,17 @@ class ProcessOutput:
             arrays.insert(self._time_position, times.take(pa.array(kept, pa.int64())))
             built = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         yield built
+
+    def _of_columns(self) -> pa.RecordBatch | None:
+        """The flat results as columns, None where one does not fit: then they are results as others are."""
+        collector = self._collector
+        flat = collector.flat
+        columns = collector.take_columns()
+        try:
+            return encode_columns(columns, self._built_schema)
+        except ValueMismatch:
+            collector.flat = flat
+            return None
 
     def _sides(self, rows: tuple[pa.RecordBatch, BadRecordPolicy] | None) -> Iterator[SideOutput]:
         collector = self._collector

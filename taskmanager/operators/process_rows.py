@@ -11,8 +11,7 @@ changed in its state before it raised stays changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTrans
 from penstock.functions.functions import check_has_run
 from penstock.pb import graph_pb2
 from penstock.rows.column_values import decode
-from penstock.rows.rows import Row, lazy_columns, row_class
+from penstock.rows.row_calls import RowCalls
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.operators.bad_records import BadRecordPolicy
@@ -46,12 +45,14 @@ class ProcessInput:
         keys: its key columns; None = its rows have no key.
         is_broadcast: all subtasks see its rows.
         policy: where its bad records go.
+        calls: for its rows.
     """
 
     method: str
     keys: KeyColumns | None
     is_broadcast: bool
     policy: BadRecordPolicy
+    calls: RowCalls = field(default_factory=RowCalls)
 
 
 class ProcessOperator(TimerOperator):
@@ -109,13 +110,13 @@ class ProcessOperator(TimerOperator):
         ctx, time_slice, rows = self._ctx, self._slice, batch.num_rows
         keys, slots = self._begin(batch, given)
         call = getattr(self._handle.function, given.method)
-        kind, columns = row_class(batch), lazy_columns(batch)
+        given.calls.begin(batch)
         cursor = 0
         time_slice.begin()
         while cursor < rows:
             stop = min(rows, cursor + time_slice.stride)
             while cursor < stop:
-                cursor = self._call_rows(call, kind, columns, slots, cursor, stop, given)
+                cursor = self._call_rows(call, batch, slots, cursor, stop, given)
             is_over = time_slice.is_over()
             if cursor < rows and (is_over or len(self._out) >= self._batch_rows):
                 ctx.slot = None
@@ -124,6 +125,7 @@ class ProcessOperator(TimerOperator):
                     yield PAUSE
                     time_slice.begin()
                 ctx.tick()
+        given.calls.end()
         self._end(keys, given)
         yield from self._output.of_rows(batch, given.policy)
 
@@ -165,29 +167,20 @@ class ProcessOperator(TimerOperator):
     def _call_rows(
         self,
         call: Callable[..., object],
-        kind: type[Row],
-        columns: list[Any],
+        batch: pa.RecordBatch,
         slots: Sequence[int | None],
         cursor: int,
         stop: int,
         given: ProcessInput,
     ) -> int:
         """Calls the function for rows up to ``stop`` or the first it raises for; where to go on."""
-        ctx, out, new, index = self._ctx, self._out, object.__new__, cursor
+        ctx, out = self._ctx, self._out
         try:
-            for index, slot in enumerate(islice(slots, cursor, stop), cursor):
-                row = new(kind)
-                row._penstock_columns = columns
-                row._penstock_index = index
-                ctx.index = index
-                ctx.slot = slot
-                returned = call(row, ctx, out)
-                if returned is not None:
-                    emit_returned(returned, out.emit)
+            given.calls.process(call, ctx, out, emit_returned, slots, cursor, stop)
         except (Exception, SystemExit) as e:  # noqa: BLE001 - the user's code may raise anything; the policy decides
-            out.drop(index)
-            self._call_failed(columns[-1], index, e, given)
-            return index + 1
+            out.drop(ctx.index)
+            self._call_failed(batch, ctx.index, e, given)
+            return ctx.index + 1
         return stop
 
     def _call_failed(

@@ -17,6 +17,7 @@ from typing_extensions import override
 from common.elements import PAUSE, OperatorOutput
 from penstock.functions.functions import check_has_run
 from penstock.pb import graph_pb2
+from penstock.rows.row_calls import RowCalls
 from penstock.rows.rows import Row, lazy_columns, make_row, row_class
 from penstock.rows.schema import schema_from_bytes
 from taskmanager.operators.bad_records import BadRecordPolicy
@@ -39,6 +40,7 @@ class RowFunctionOperator(Operator):
         self._handle = UserFunctionHandle(spec.name, spec.row_function.function)
         self._policy = BadRecordPolicy(spec)
         self._results = RowResults(spec, self._policy)
+        self._calls = RowCalls()
 
     @override
     def open(self, context: OperatorContext) -> None:
@@ -61,7 +63,7 @@ class RowFunctionOperator(Operator):
         return self._row_by_row(batch)
 
     def _row_by_row(self, batch: pa.RecordBatch) -> Iterator[OperatorOutput]:
-        kind, columns = row_class(batch), lazy_columns(batch)
+        self._calls.begin(batch)
         rows, time_slice = batch.num_rows, self._slice
         results: list[Any] = []
         bad: list[int] = []
@@ -70,34 +72,26 @@ class RowFunctionOperator(Operator):
         while cursor < rows:
             stop = min(rows, cursor + time_slice.stride)
             while cursor < stop:
-                cursor = self._call_rows(kind, columns, cursor, stop, results, bad)
+                cursor = self._call_rows(batch, cursor, stop, results, bad)
             if time_slice.is_over() and cursor < rows:
                 yield from self._emit(batch, results, _without(start, cursor, bad))
                 yield PAUSE
                 results, bad, start = [], [], cursor
                 time_slice.begin()
+        self._calls.end()
         yield from self._emit(batch, results, _without(start, rows, bad))
 
     def _call_rows(
-        self,
-        kind: type[Row],
-        columns: list[Any],
-        start: int,
-        stop: int,
-        results: list[Any],
-        bad: list[int],
+        self, batch: pa.RecordBatch, start: int, stop: int, results: list[Any], bad: list[int]
     ) -> int:
         """Calls the function for rows up to ``stop`` or the first it raises for; where to go on."""
-        function, new, add, index = self._handle.function, object.__new__, results.append, start
+        before = len(results)
         try:
-            for index in range(start, stop):
-                row = new(kind)
-                row._penstock_columns = columns
-                row._penstock_index = index
-                add(function(row))
+            self._calls.map(self._handle.function, results, start, stop)
         except (Exception, SystemExit) as e:  # noqa: BLE001 - the user's code may raise anything; the policy decides
+            index = start + len(results) - before
             bad.append(index)
-            self._raised(columns[-1], index, e)
+            self._raised(batch, index, e)
             return index + 1
         return stop
 

@@ -92,10 +92,13 @@ class ValueColumn(Protocol):
         values: by slot the stored value, or ``ABSENT``. Read and assigned directly: this is the hot path
             of Python functions. An assignment must be followed by ``changed.append(slot)``.
         changed: slots that were assigned since ``enter``, in any order, also more than once.
+        removed: those that were given ``ABSENT``, likewise, where who assigns has made it a list; None = all that
+            were changed are looked at.
     """
 
     values: list[Any]
     changed: list[int]
+    removed: list[int] | None
 
 
 class ListColumn(Protocol):

@@ -62,8 +62,9 @@ class HashMapValueColumn(ObjectColumn):
         changed = self.changed
         if not changed:
             return np.empty(0, np.int64)
-        gone = np.array(self._emptied(changed), np.int64)
-        return self._left(np.array(changed, np.int64), np.unique(gone) if len(gone) else gone)
+        emptied = self._emptied()
+        gone = np.unique(np.array(emptied)) if emptied else np.empty(0, np.int64)
+        return self._left(np.fromiter(changed, np.int64, len(changed)), gone)
 
     def _left(self, slots: Int64Array, gone: Int64Array) -> Int64Array:
         """These slots have changed, and those of them hold nothing any more; returns the latter."""
@@ -84,11 +85,14 @@ class HashMapValueColumn(ObjectColumn):
         self._versions[gone] = -1
         self.present[gone] = False
         self.changed.clear()
+        if self.removed:
+            self.removed.clear()
         return gone
 
-    def _emptied(self, slots: list[int]) -> list[int]:
-        """Those of the slots that hold nothing any more."""
+    def _emptied(self) -> list[int]:
+        """Those of the changed slots that hold nothing any more."""
         values = self.values
+        slots = self.changed if self.removed is None else self.removed
         return [slot for slot in slots if values[slot] is ABSENT]
 
     @override
@@ -103,6 +107,8 @@ class HashMapValueColumn(ObjectColumn):
             if gone:
                 self.values[slot] = kept
                 self.changed.append(slot)
+                if self.removed is not None:
+                    self.removed.append(slot)
                 removed += gone
         return removed
 
@@ -218,9 +224,9 @@ class HashMapListColumn(HashMapValueColumn):
         return cell is ABSENT or not cell
 
     @override
-    def _emptied(self, slots: list[int]) -> list[int]:
+    def _emptied(self) -> list[int]:
         values = self.values
-        return [slot for slot in slots if self.is_empty(values[slot])]
+        return [slot for slot in self.changed if self.is_empty(values[slot])]
 
     @override
     def _unexpired(self, cell: Any, now_ms: int) -> tuple[Any, int]:

@@ -61,6 +61,7 @@ class ObjectColumn(ABC):
 
     Attributes:
         changed: slots that were changed since ``enter``.
+        removed: see ``taskmanager.state.backend.ValueColumn``.
         present: bool[room], which slots hold something; up to date outside of bundles.
     """
 
@@ -76,6 +77,7 @@ class ObjectColumn(ABC):
         value: pa.Field,
     ) -> None:
         self.changed: list[int] = []
+        self.removed: list[int] | None = None
         self.present: BoolArray = np.zeros(home.room, np.bool_)
         self.descriptor = descriptor
         self.exports: list[ColumnExport] = []
