@@ -1,21 +1,25 @@
 """The data exchange alone: throughput and latency between two processes.
 
-    python -m benchmarks.exchange [--tcp] [--caching] [--batches N] [--rows N]
+    python -m benchmarks.exchange [--tcp | --tls] [--busy] [--caching] [--batches N] [--rows N]
 
 One process sends batches of int64 columns through a result partition, another polls them from an
-input gate; both run a plain mailbox loop as a slot does. With ``--caching`` the sender keeps what it sends
-until a checkpoint completes, every ``--checkpoint-batches``. Prints one JSON object.
+input gate; both run a plain mailbox loop as a slot does. With ``--tls`` each has a gateway as on two hosts with
+``security.ssl.internal.enabled``; with ``--busy`` a thread beside each mailbox never stops computing in Python.
+With ``--caching`` the sender keeps what it sends until a checkpoint completes, every ``--checkpoint-batches``.
+Prints one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,12 +30,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.gateways import GatewayProcess
 from common.clock import SystemClock
 from common.elements import CheckpointBarrier, EndOfData
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.pb import graph_pb2
 from taskmanager.network.connection_runner import SocketTransport
+from taskmanager.network.gateway import Gateway
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.mailbox import Mailbox
@@ -45,8 +51,12 @@ CONSUMER = internal_pb2.AttemptId(job_id="job", vertex="v1")
 class Slot:
     """One process of the measurement."""
 
-    def __init__(self, slot_id: str, host_id: str, directory: str) -> None:
+    def __init__(
+        self, slot_id: str, host_id: str, directory: str, gateway: Gateway | None, *, busy: bool
+    ) -> None:
         sys.setswitchinterval(0.0005)
+        if busy:
+            threading.Thread(target=compute_for_ever, daemon=True).start()
         self.mailbox = Mailbox()
         self.executor = ThreadPoolExecutor(2)
         identity = SlotIdentity("job", slot_id, host_id, 1, "")
@@ -56,6 +66,7 @@ class Slot:
             self.mailbox.post,
             SystemClock(),
             SocketTransport(),
+            gateway=gateway,
             spill=SpillRunner(
                 Path(directory, "spill"), "job", self.executor.submit, self.mailbox.post
             ),
@@ -89,6 +100,14 @@ class Slot:
         self.step()
         while not condition():
             self.wait()
+
+
+def compute_for_ever() -> None:
+    """What user code in Python may do: it gives the interpreter lock up only when it is told to."""
+    total = 0
+    while True:
+        for number in range(1000):
+            total ^= number
 
 
 def fail(error: Exception) -> None:
@@ -125,10 +144,12 @@ def batch_of(rows: int) -> pa.RecordBatch:
     return pa.record_batch(columns, names=[f"c{index}" for index in range(COLUMNS)])
 
 
-def produce(pipe: Connection, directory: str, args: argparse.Namespace) -> None:
+def produce(
+    pipe: Connection, directory: str, args: argparse.Namespace, gateway: Gateway | None
+) -> None:
     """The sending process: a warm-up, then all batches, then single small ones."""
-    slot = Slot("sender", "host", directory)
-    unix_path = "" if args.tcp else f"{directory}/sender"
+    slot = Slot("sender", "host", directory, gateway, busy=args.busy)
+    unix_path = "" if args.tcp else f"{directory}/sender.sock"
     endpoint = slot.exchange.listen(unix_path, "127.0.0.1", "127.0.0.1")
     partition = slot.exchange.create_partition(
         PRODUCER, output_edge(is_caching=args.caching), 0, slot.counters, nothing, fail
@@ -159,9 +180,12 @@ def produce(pipe: Connection, directory: str, args: argparse.Namespace) -> None:
     pipe.send(usage.ru_utime + usage.ru_stime)
 
 
-def consume(pipe: Connection, directory: str, args: argparse.Namespace) -> dict[str, float]:
+def consume(
+    pipe: Connection, directory: str, args: argparse.Namespace, gateway: Gateway | None
+) -> dict[str, float]:
     """The receiving process; returns the measurements."""
-    slot = Slot("receiver", "other-host" if args.tcp else "host", directory)
+    host = "other-host" if args.tcp or args.tls else "host"
+    slot = Slot("receiver", host, directory, gateway, busy=args.busy)
     endpoint = internal_pb2.DataEndpoint.FromString(pipe.recv_bytes())
     gate = slot.exchange.create_gate(CONSUMER, [input_edge(endpoint)], slot.counters, nothing, fail)
 
@@ -211,7 +235,10 @@ def consume(pipe: Connection, directory: str, args: argparse.Namespace) -> dict[
 def main() -> None:
     """Runs the measurement."""
     parser = argparse.ArgumentParser(description="throughput and latency of the data exchange")
-    parser.add_argument("--tcp", action="store_true", help="TCP instead of a Unix socket")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--tcp", action="store_true", help="TCP instead of a Unix socket")
+    way.add_argument("--tls", action="store_true", help="TLS, through two gateways")
+    parser.add_argument("--busy", action="store_true", help="Python never rests in either process")
     parser.add_argument("--caching", action="store_true", help="keep rows until a checkpoint")
     parser.add_argument("--checkpoint-batches", type=int, default=100)
     parser.add_argument("--batches", type=int, default=5000)
@@ -219,15 +246,28 @@ def main() -> None:
     parser.add_argument("--pings", type=int, default=1000)
     args = parser.parse_args()
     receiving, sending = Pipe()
-    with tempfile.TemporaryDirectory() as directory:
+    with contextlib.ExitStack() as stack:
+        root = stack.enter_context(tempfile.TemporaryDirectory())
+        sender, receiver = f"{root}/sender", f"{root}/receiver"
+        gateways = []
+        for directory in (sender, receiver):
+            Path(directory).mkdir()
+            if args.tls:
+                gateways.append(stack.enter_context(GatewayProcess(directory, root)))
+        here = [process.gateway for process in gateways] or [None, None]
         child = os.fork()
         if child == 0:
-            produce(sending, directory, args)
+            produce(sending, sender, args, here[0])
             os._exit(0)
-        result = consume(receiving, directory, args)
+        result = consume(receiving, receiver, args, here[1])
         os.waitpid(child, 0)
-    transport = "tcp" if args.tcp else "unix"
-    print(json.dumps({"transport": transport, "rows": args.rows, **result}))
+        if gateways:
+            sent = args.batches * 1.1 * args.rows * COLUMNS * 8 / 1e6
+            names = ("sender_gateway_cpu_ms_per_mb", "receiver_gateway_cpu_ms_per_mb")
+            for name, process in zip(names, gateways, strict=True):
+                result[name] = round(process.cpu_s() * 1e3 / sent, 3)
+    transport = "tls" if args.tls else "tcp" if args.tcp else "unix"
+    print(json.dumps({"transport": transport, "busy": args.busy, "rows": args.rows, **result}))
 
 
 if __name__ == "__main__":

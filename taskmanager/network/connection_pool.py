@@ -142,13 +142,20 @@ class ConnectionPool(ConnectionOwner):
                 connection.deadline_ns = None
                 connection.expire()
 
+    def _is_local(self, peer: internal_pb2.DataEndpoint) -> bool:
+        return peer.host_id == self.slot.host_id and self._config.taskmanager_local_sockets
+
+    def is_far(self, peer: internal_pb2.DataEndpoint) -> bool:
+        """Whether what comes from there comes through gateways."""
+        return self._gateway is not None and not self._is_local(peer)
+
     def connection_to(self, peer: internal_pb2.DataEndpoint) -> PeerConnection:
         """The connection to a process; one that is not there yet is being opened from now on."""
         name = endpoint_name(peer)
         known = self._by_endpoint.get(name)
         if known is not None:
             return known
-        is_local = peer.host_id == self.slot.host_id and self._config.taskmanager_local_sockets
+        is_local = self._is_local(peer)
         shown = Address(peer.unix_path if is_local else "", peer.tcp_host, peer.tcp_port)
         address = shown if self._gateway is None or is_local else self._gateway.address_of(peer)
         connection = PeerConnection(

@@ -31,6 +31,23 @@ def charge_of(payload_bytes: int) -> int:
     return payload_bytes + BATCH_OVERHEAD_BYTES
 
 
+_FAR_WINDOWS = 4
+_FAR_WINDOWS_OF_ALL = 16
+
+
+def far_windows(channels: int) -> int:
+    """How many windows each channel has that comes through gateways, of so many of one gate.
+
+    What is under way there passes two more processes, each of which has to be given a processor, so it takes more of it
+    to keep a sender busy; many channels keep one another busy.
+
+    Example:
+        >>> [far_windows(channels) for channels in (1, 4, 5, 16, 100)]
+        [4, 4, 3, 1, 1]
+    """
+    return max(1, min(_FAR_WINDOWS, _FAR_WINDOWS_OF_ALL // max(1, channels)))
+
+
 def half_window(window_bytes: int) -> int:
     """The share of the window that decides on overdraft and on giving credit back."""
     return max(1, window_bytes // 2)

@@ -70,7 +70,6 @@ class InputConnector(SupplyListener):
     Args:
         connections: to other processes.
         registry: the partitions of this one.
-        credit_bytes: the credit window of each channel.
         now_ns: monotonic time.
         wait_ms: how long a kept channel stays without its producer.
         shared: complete partitions on shared storage, by its name and the job that has written them.
@@ -80,14 +79,12 @@ class InputConnector(SupplyListener):
         self,
         connections: ConnectionPool,
         registry: PartitionRegistry,
-        credit_bytes: int,
         now_ns: Callable[[], int],
         wait_ms: int,
         shared: Callable[[str, str], PartitionSource],
     ) -> None:
         self._connections = connections
         self._registry = registry
-        self._credit_bytes = credit_bytes
         self._now_ns = now_ns
         self._wait_ns = wait_ms * 1_000_000
         self._shared = shared
@@ -138,7 +135,7 @@ class InputConnector(SupplyListener):
         elif description.producer.slot_id == self._connections.slot.slot_id:
             source = self._registry
         if source is not None:
-            local = LocalChannel(channel, self._credit_bytes, source, self._connections.post)
+            local = LocalChannel(channel, channel.credit.window, source, self._connections.post)
             deadline_ns = self._connections.request_deadline_ns()
             local.subscribe(
                 partition, description.subpartition_index, consumer.attempt, deadline_ns
@@ -151,7 +148,7 @@ class InputConnector(SupplyListener):
             subtask_index=partition.subtask_index,
             attempt=partition.attempt,
             subpartition_index=description.subpartition_index,
-            credit_bytes=self._credit_bytes,
+            credit_bytes=channel.credit.window,
             consumer=consumer.name,
             consumer_attempt=consumer.attempt,
             first_row=channel.stream_row,

@@ -60,12 +60,14 @@ class ChannelSpec:
         carries_barriers: False on blocking edges, whose producers have finished.
         kept: None on pipelined edges.
         is_first: it is read to the end of its data before those of which this is not said.
+        windows: its credit, in windows.
     """
 
     name: str
     carries_barriers: bool = True
     kept: KeptChannelSpec | None = None
     is_first: bool = False
+    windows: int = 1
 
 
 def _ignore_release(_channels: Sequence[InputChannel]) -> None:
@@ -77,7 +79,7 @@ class InputGate:
 
     Args:
         specs: of the channels.
-        credit_bytes: the credit window of each channel.
+        credit_bytes: a credit window.
         counters: of the subtask.
         supply: is told when a kept channel has lost its producer; needed where there are such channels.
         on_available: ``poll`` may have something after it had nothing.
@@ -112,7 +114,8 @@ class InputGate:
         self.origins = tuple(spec.name for spec in specs)
         self.current_channel = 0
         self.channels = [
-            self._new_channel(index, spec, credit_bytes, supply) for index, spec in enumerate(specs)
+            self._new_channel(index, spec, credit_bytes * spec.windows, supply)
+            for index, spec in enumerate(specs)
         ]
         self.kept = tuple(c for c in self.channels if isinstance(c, KeptInputChannel))
         """The channels that can be read again."""

@@ -8,6 +8,7 @@ connections of ``connection_pool``. Waits have deadlines; the mailbox loop calls
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from common.clock import Clock
@@ -22,6 +23,7 @@ from taskmanager.network.connection_pool import (
     OnUnreachable,
     ignore_peer,
 )
+from taskmanager.network.credit import far_windows
 from taskmanager.network.gateway import Gateway
 from taskmanager.network.handshake import SlotIdentity
 from taskmanager.network.input_connector import Consumer, InputConnector, channel_spec
@@ -89,7 +91,6 @@ class DataExchange:
         self._connector = InputConnector(
             self._connections,
             self.registry,
-            config.network_credit_bytes,
             clock.monotonic_ns,
             partition_wait_ms,
             self._partitions.shared,
@@ -193,8 +194,13 @@ class DataExchange:
         """
         listed = [(edge, channel) for edge in inputs for channel in edge.channels]
         starts = {(start.edge_id, start.index): start for start in positions}
+        far = [self._connections.is_far(channel.producer) for _, channel in listed]
+        windows = far_windows(sum(far))
         gate = InputGate(
-            [channel_spec(edge, channel, starts) for edge, channel in listed],
+            [
+                replace(channel_spec(edge, channel, starts), windows=windows if is_far else 1)
+                for (edge, channel), is_far in zip(listed, far, strict=True)
+            ],
             self._config.network_credit_bytes,
             counters=counters,
             supply=self._connector,
