@@ -15,13 +15,20 @@ from penstock.config.spark_keys import PINNED
 from penstock.local.local_cluster import LocalCluster
 from taskmanager.spark.driver_runner import SparkDriverRunner, SparkPlace
 from taskmanager.spark.session_settings import session_settings
+from tests.support.examples import RUNS_ALL
 from tests.support.processes import Deadline, wait_ended
+
+START_S = 200.0
+"""Spark has to be there after this time, however busy the machine is."""
+
+IN_ALL = pytest.mark.skipif(not RUNS_ALL, reason="starts Spark once more: make test-all runs it")
 
 SMALL = {
     "spark.master": "local[2]",
     "spark.sql.shuffle.partitions": "2",
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss1m -XX:ReservedCodeCacheSize=96m",
     "execution.spark.driver-memory": "512mb",
+    "execution.spark.start-timeout": "180s",
 }
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.spark import run_spark
-from tests.support.examples import RUNS_ALL
+from tests.integration.spark.conftest import IN_ALL
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not RUNS_ALL, reason="starts Spark three times: make test-all"),
+    IN_ALL,
 ]
 
 

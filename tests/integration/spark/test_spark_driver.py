@@ -25,13 +25,12 @@ from taskmanager.spark.driver_runner import SparkDriverRunner
 from taskmanager.spark.stage_files import OUTPUT, indexed_output
 from taskmanager.spark.stage_messages import RunStage, StageInput
 from taskmanager.spark.stage_table import StageEnd
-from tests.integration.spark.conftest import jvm_of, tree_of, wait_all_ended
+from tests.integration.spark.conftest import START_S, jvm_of, tree_of, wait_all_ended
 from tests.support.processes import wait_in_directory
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 IDS = pa.schema([("id", pa.int64())])
-START_S = 90.0
 
 
 class Stages:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import os
 import time
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,10 +22,9 @@ from click.testing import CliRunner
 import penstock as ps
 from penstock.cli.partitions import partitions
 from penstock.client.client import Client
-from penstock.local.local_cluster import LocalCluster
 from tests.integration.conftest import NewEnvironment
-from tests.integration.spark.conftest import SMALL, spark_drivers, tree_of, wait_all_ended
-from tests.support.jobs import await_details
+from tests.integration.spark.conftest import SMALL, START_S, tree_of, wait_all_ended
+from tests.support.processes import wait_in_directory
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -189,12 +190,14 @@ def test_what_a_stage_fails_with_is_the_users_and_the_job_ends(new_env: NewEnvir
     assert "at org.apache.spark" not in str(failed.value)
 
 
-def test_a_cancelled_job_leaves_no_process(
-    new_env: NewEnvironment, cluster: LocalCluster, client: Client
-) -> None:
+def test_a_cancelled_job_leaves_no_process(new_env: NewEnvironment, tmp_path: Path) -> None:
     def sleeps(spark: Any) -> Any:
+        driver = os.getpid()
+
         def forever(batches: Any) -> Any:
             for batch in batches:
+                (tmp_path / "part").write_text(str(driver))
+                (tmp_path / "part").rename(tmp_path / "driver")
                 time.sleep(600)
                 yield batch
 
@@ -204,15 +207,12 @@ def test_a_cancelled_job_leaves_no_process(
     env.set_runtime_mode("batch")
     env.spark(sleeps, schema={"id": "int64"}).discard()
     handle = env.submit("sleeps")
-    await_details(handle, lambda _metrics, _state: has_jvm(cluster))
-    [driver] = spark_drivers(cluster)
-    tree = tree_of(driver)
+    # Said by its own tasks: the driver of the job before may be about to end still.
+    told = tmp_path / "driver"
+    wait_in_directory(tmp_path, told.exists, "a task", START_S)
+    tree = tree_of(int(told.read_text()))
+    assert len(tree) > 2  # the JVM, and Python for its tasks
     handle.cancel()
     with pytest.raises(ps.JobCanceled):
         handle.wait(60)
     wait_all_ended(tree)
-
-
-def has_jvm(cluster: LocalCluster) -> bool:
-    """Whether a driver has started its JVM."""
-    return any(len(tree_of(driver)) > 1 for driver in spark_drivers(cluster))
