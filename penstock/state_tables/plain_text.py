@@ -19,12 +19,13 @@ from typing import Any, Final
 import msgpack
 
 from penstock.errors import StoreCorrupt
-from penstock.storage.plain_codecs import EXTENSIONS
+from penstock.storage.plain_codecs import EXTENSIONS, TUPLES
 
 _TAG: Final = "$"
 _BYTES: Final = "$bytes"
 _FLOAT: Final = "$float"
 _MAP: Final = "$map"
+_TUPLE: Final = "$tuple"
 _CODES: Final[Mapping[str, int]] = {f"{_TAG}{name}": code for code, name in EXTENSIONS.items()}
 
 
@@ -68,6 +69,8 @@ def _unpacked(packed: bytes) -> Any:
 
 
 def _shown(value: Any) -> Any:
+    if isinstance(value, _Extension) and value.code == TUPLES:
+        return [{_TUPLE: _shown(row)} for row in _unpacked(value.content)]
     if isinstance(value, _Extension):
         return {f"{_TAG}{EXTENSIONS[value.code]}": _shown(_unpacked(value.content))}
     if isinstance(value, bytes):
@@ -86,9 +89,16 @@ def _shown(value: Any) -> Any:
 def _packed(shown: Any) -> bytes:
     packer = msgpack.Packer(use_bin_type=True, strict_types=True)
     try:
+        if isinstance(shown, list) and shown and all(map(_is_tuple, shown)):
+            rows = packer.pack([_value(row[_TUPLE]) for row in shown])
+            return bytes(packer.pack(msgpack.ExtType(TUPLES, rows)))
         return bytes(packer.pack(_value(shown)))
     except (OverflowError, UnicodeEncodeError, RecursionError) as error:
         raise ValueError(f"msgpack cannot hold it: {error}") from error
+
+
+def _is_tuple(shown: Any) -> bool:
+    return isinstance(shown, dict) and list(shown) == [_TUPLE] and isinstance(shown[_TUPLE], list)
 
 
 def _value(shown: Any) -> Any:

@@ -5,6 +5,9 @@ time, datetime, timedelta and Decimal, nested at will; each comes back as the ty
 time zone that is no ``ZoneInfo`` comes back as its offset. Numbers, truths, texts and bytes of numpy come
 back as Python's own. Everything else is refused, subclasses of these types and other kinds of bytes
 included: what comes back would be something else than what was put in.
+
+msgpack has no tuples: one is an extension, whose content is its items as a list. A list of tuples alone, as the
+whole value or as the content of an extension, is one extension (``TUPLES``) instead of one for each of them.
 """
 
 from __future__ import annotations
@@ -12,9 +15,10 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import pickle
-import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
@@ -28,6 +32,8 @@ from penstock.rows.column_values import short_repr
 from penstock.storage.codec import EncodedCodec
 
 _TUPLE, _SET, _FROZENSET, _DATETIME, _DATE, _TIME, _TIMEDELTA, _DECIMAL, _INT = range(1, 10)
+TUPLES: Final = 10
+"""Code of a list of tuples; its content is a list of lists."""
 
 EXTENSIONS: Final = {
     _TUPLE: "tuple",
@@ -110,25 +116,28 @@ class PickleCodec(EncodedCodec):
         return pickle.loads(stored)
 
 
-class _Packers(threading.local):
+class _Packers:
     """Packers of a thread, one for each value that is packed within another."""
+
+    __slots__ = ("by_depth", "depth")
 
     def __init__(self) -> None:
         self.depth = 0
         self.by_depth: list[msgpack.Packer] = []
 
-    def pack(self, value: Any) -> bytes:
-        """The packed value; making a packer takes longer than to pack most values."""
-        depth = self.depth
-        if depth == len(self.by_depth):
-            self.by_depth.append(
+    def pack(self, value: Any, code: int = 0) -> bytes:
+        """The packed value, or the content of an extension; making a packer takes longer than to pack most values."""
+        depth, by_depth = self.depth, self.by_depth
+        while depth >= len(by_depth):  # a large value within this one may have cleared them
+            by_depth.append(
                 msgpack.Packer(
                     default=_extended, use_bin_type=True, strict_types=True, buf_size=_BUFFER_BYTES
                 )
             )
         self.depth = depth + 1
         try:
-            packed: bytes = self.by_depth[depth].pack(value)
+            packer = by_depth[depth]
+            packed: bytes = packer.pack_ext_type(code, value) if code else packer.pack(value)
         finally:
             self.depth = depth
         return packed
@@ -138,34 +147,54 @@ _BUFFER_BYTES = 1024
 """What a packer begins with; it keeps what its largest value took, within ``_BUFFER_BYTES_MAX``."""
 _BUFFER_BYTES_MAX = 1 << 20
 
-_packers = _Packers()
+
+class _PackersOfThread(threading.local):
+    def __init__(self) -> None:
+        self.packers = _Packers()
+
+
+_own = _PackersOfThread()
 
 
 def _pack(value: Any) -> bytes:
-    packed = _packers.pack(value)
+    kind, code, packers = type(value), 0, _own.packers
+    if kind is tuple:
+        return packers.pack(_pack(list(value)), _TUPLE)
+    if kind is list and value and type(value[0]) is tuple and set(map(type, value)) == _ALL_TUPLES:
+        value, code = list(map(list, value)), TUPLES
+    packed = packers.pack(value)
     if len(packed) > _BUFFER_BYTES_MAX:
-        _packers.by_depth.clear()
-    if _find_binary(packed) is not None:
+        packers.by_depth.clear()
+    if len(packed.translate(None, _BINARY)) < len(packed):
         _refuse_other_bytes(value)
-    return packed
+    return packers.pack(packed, code) if code else packed
 
 
-_find_binary = re.compile(rb"[\xc4-\xc6]").search
+_ALL_TUPLES = {tuple}
+_BINARY = b"\xc4\xc5\xc6"
 """One of these bytes is before every binary value that msgpack writes; elsewhere they are seldom."""
 
 
 def _refuse_other_bytes(value: Any) -> None:
     """Refuses what msgpack takes for bytes; what is in tuples and sets was packed, and looked at, before."""
-    if isinstance(value, bytearray | memoryview):
-        raise _no_plain_value(value)
-    if type(value) is dict:
-        for part in (*value, *value.values()):
-            if type(part) not in _PYTHONS_OWN:
-                _refuse_other_bytes(part)
-    elif type(value) is list:
-        for item in value:
-            if type(item) not in _PYTHONS_OWN:
-                _refuse_other_bytes(item)
+    lists: list[list[Any]] = [[value]]
+    dicts: list[dict[Any, Any]] = []
+    while lists or dicts:
+        level = partial(_parts, lists, dicts)
+        kinds = set(map(type, level()))
+        if not kinds.isdisjoint(_OTHER_BYTES):
+            raise _no_plain_value(next(part for part in level() if type(part) in _OTHER_BYTES))
+        within = [part for part in level() if type(part) is list] if list in kinds else []
+        dicts = [part for part in level() if type(part) is dict] if dict in kinds else []
+        lists = within
+
+
+def _parts(lists: list[list[Any]], dicts: list[dict[Any, Any]]) -> Iterator[Any]:
+    of_lists, keys = chain.from_iterable(lists), chain.from_iterable(dicts)
+    return chain(of_lists, keys, chain.from_iterable(map(dict.values, dicts)))
+
+
+_OTHER_BYTES = frozenset({bytearray, memoryview})
 
 
 def _unpack(data: bytes) -> Any:
@@ -174,6 +203,8 @@ def _unpack(data: bytes) -> Any:
 
 def _extended(value: Any) -> Any:
     """What msgpack does not know as what it does."""
+    if type(value) is tuple:
+        return _new(msgpack.ExtType, (_TUPLE, _pack(list(value))))  # whose constructor checks both
     writer = _WRITERS.get(type(value))
     if writer is not None:
         code, plain = writer
@@ -185,6 +216,7 @@ def _extended(value: Any) -> Any:
     raise _no_plain_value(value)
 
 
+_new = tuple.__new__
 _NUMPYS_OWN = np.void, np.datetime64, np.timedelta64
 _PYTHONS_OWN = frozenset({bool, int, float, str, bytes})
 
@@ -240,7 +272,6 @@ def _ordered(values: Any) -> list[Any]:
 
 
 _WRITERS: dict[type, tuple[int, Callable[[Any], Any]]] = {
-    tuple: (_TUPLE, list),
     set: (_SET, _ordered),
     frozenset: (_FROZENSET, _ordered),
     dt.datetime: (_DATETIME, _datetime_parts),
@@ -252,6 +283,7 @@ _WRITERS: dict[type, tuple[int, Callable[[Any], Any]]] = {
 }
 _READERS: dict[int, Callable[[Any], Any]] = {
     _TUPLE: tuple,
+    TUPLES: lambda rows: list(map(tuple, rows)),
     _SET: set,
     _FROZENSET: frozenset,
     _DATETIME: _datetime_of,

@@ -209,6 +209,34 @@ def test_times_that_are_stored_as_text_are_read() -> None:
     assert codec_of("msgpack/1").to_value(stored) == dt.time(12, 1, 0, 5)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        [(1, 2.5), (), ("x", None)],
+        [(196, b"\xc4"), ([1], (2, [3]))],
+        ((1, 2), (3, 4)),
+        {(1, 2), (3, 4)},
+        {"rows": [(1,), (2,)], (1, 2): [[1], (2,)]},
+        [(1,), [2]],
+        [[(1,)], [(2,)]],
+        [Decimal("1.5"), (1,)],
+        [(np.int64(1), 1 << 70), (dt.date(2020, 1, 1), {"a": (1,)})],
+        [("x" * 2_000_000,), (1, ("y" * 2_000_000, (2,))), (3,)],
+        {"a": ("x" * 2_000_000,), "b": (1, (2, (3,)))},
+    ],
+)
+def test_tuples_and_lists_come_back_as_what_they_were(value: Any) -> None:
+    codec = codec_of("msgpack/1")
+    found = codec.to_value(codec.to_stored(value))
+    assert found == value
+    assert repr(found) == repr(value).replace("np.int64(1)", "1")
+
+
+def test_lists_of_tuples_that_are_stored_one_by_one_are_read() -> None:
+    tuples = [msgpack.ExtType(1, msgpack.packb([number, "x"])) for number in range(3)]
+    assert codec_of("msgpack/1").to_value(msgpack.packb(tuples)) == [(0, "x"), (1, "x"), (2, "x")]
+
+
 class Point:
     def __init__(self, x: int) -> None:
         self.x = x
@@ -295,6 +323,9 @@ def test_what_does_not_fit(type_: pa.DataType, value: Any, reason: str) -> None:
         bytearray(b"x"),
         memoryview(b"x"),
         [{1: (b"x", [bytearray(300)])}],
+        [(1, b"x"), (2, bytearray(b"x"))],
+        (1, {"a": [memoryview(b"x")]}),
+        [(1,), (2, object())],
         {memoryview(b"x"): 1},
         np.datetime64("2020-01-01"),
         np.datetime64(1, "ns"),

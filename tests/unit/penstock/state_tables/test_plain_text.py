@@ -56,6 +56,9 @@ def test_the_text_is_json_and_gives_the_same_bytes(value: Any) -> None:
     [
         ({"a": [1, 2.5, None, True]}, '{"a":[1,2.5,null,true]}'),
         ((1, "x"), '{"$tuple":[1,"x"]}'),
+        ([(1,), ()], '[{"$tuple":[1]},{"$tuple":[]}]'),
+        ({"a": [(1,)]}, '{"a":[{"$tuple":[1]}]}'),
+        ([(1,), [2]], '[{"$tuple":[1]},[2]]'),
         ({1: b"\0\1"}, '{"$map":[[1,{"$bytes":"AAE="}]]}'),
         ({"$set": 1}, '{"$map":[["$set",1]]}'),
         (decimal.Decimal("1.20"), '{"$decimal":"1.20"}'),
