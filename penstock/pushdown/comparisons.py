@@ -64,8 +64,9 @@ def _nan_aside(symbol: str, left: Value, right: Value, plain: str) -> str:
         return f"({plain})"
     variable = [side for side in (left, right) if side.constant is None]
     unknown = " OR ".join(f"{side.text} IS NULL" for side in variable)
-    # With one side that varies, null is no NaN, and what is compared is null as well.
-    cases = [f"WHEN {unknown} THEN NULL"] if len(variable) > 1 else []
+    # With one side alone that varies, and is the one that may be NaN: null is no NaN, and compares as null.
+    is_single = len(variable) == 1 and sides == variable
+    cases = [] if is_single or not unknown else [f"WHEN {unknown} THEN NULL"]
     nan = " OR ".join(f"isnan({side.text})" for side in sides)
     value = "TRUE" if symbol == "!=" else "FALSE"
     return f"CASE {' '.join([*cases, f'WHEN {nan} THEN {value}'])} ELSE {plain} END"

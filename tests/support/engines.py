@@ -71,6 +71,15 @@ def _frame(session: Any, table: pa.Table, directory: Path) -> Any:
     return session.read.schema(schema).parquet(f"file://{file}")
 
 
+def last_per_key(rows: Rows, *keys: str) -> Rows:
+    """What the updates of a running aggregate end in; NaN is one key, and so are both zeros."""
+    return list({tuple(_key(row[name]) for name in keys): row for row in rows}.values())
+
+
+def _key(value: Any) -> str:
+    return repr(value + 0.0 if isinstance(value, float) else value)
+
+
 def assert_same_rows(ours: Rows, sparks: Rows) -> None:
     """Equal rows in any order: floats within 1e-9 of each other, NaN equal to NaN, -0.0 to 0.0."""
     assert len(ours) == len(sparks), (ours, sparks)

@@ -18,7 +18,13 @@ import pytest
 
 import penstock as ps
 from penstock import col
-from tests.support.engines import Chain, assert_same_rows, rows_of_penstock, rows_of_spark
+from tests.support.engines import (
+    Chain,
+    assert_same_rows,
+    last_per_key,
+    rows_of_penstock,
+    rows_of_spark,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -94,6 +100,8 @@ SCALARS = {
     },
     "comparisons": {
         "lt": f < g, "le": f <= g, "gt": f > g, "ge": f >= g, "eq": f == g, "ne": f != g, "five": f > 5, "not": ~(f > 5),
+        "never": f == ps.lit(NAN),
+        "always": ps.lit(NAN) != e,
         "mixed": i > f, "mixed2": f >= i, "mixed3": i == f, "mixed4": i != 7.5, "mixed5": i <= 7.5, "small": b < e,
         "text": k > "x", "text2": k == "Ä'${s}\\", "time": t > "1969-12-31T23:59:59", "naive": n <= "1970-01-01",
         "day": y == "1969-12-31", "decimal": d > 1, "unsigned": col("u") > 1, "case": col("A") > col("a"),
@@ -174,18 +182,6 @@ AGGREGATES = {
     "most_e": ps.max("e"), "most_u": ps.max("u"), "any": ps.max("c"), "mean": ps.mean("A"), "mean_d": ps.mean("d"),
     "mean_f": ps.mean("g"), "kinds": ps.count_distinct("g"), "kinds_k": ps.count_distinct("k"), "expr": ps.sum(col("A") * 2),
 }  # fmt: skip
-
-
-def last_per_key(rows: list[dict[str, Any]], *keys: str) -> list[dict[str, Any]]:
-    """Updates become what they end in."""
-    return list(
-        {
-            tuple(
-                repr(row[key] + 0.0 if isinstance(row[key], float) else row[key]) for key in keys
-            ): row
-            for row in rows
-        }.values()
-    )
 
 
 @pytest.mark.parametrize("keys", [("k",), ("g",), ("c", "e"), ("t", "d", "u")])
