@@ -68,27 +68,30 @@ async def run_daemon(
                 serving(config, directory, SystemClock(), tls) as jobmanager,
                 _announced(config, jobmanager.port, jobmanager.made_token_file),
             ):
-                await _serve(config, directory, jobmanager, stop)
+                registration = DaemonRegistration(directory, ROLE, config.jobmanager_id)
+                try:
+                    await _serve(config, registration, jobmanager, stop)
+                finally:
+                    await asyncio.to_thread(registration.remove)
         else:
             await _serve_elected(config, directory, stop, end, tls)
     structlog.get_logger(__name__).info("jobmanager.stopped")
 
 
 async def _serve(
-    config: Configuration, directory: Path, jobmanager: RunningJobManager, stop: asyncio.Event
+    config: Configuration,
+    registration: DaemonRegistration,
+    jobmanager: RunningJobManager,
+    stop: asyncio.Event,
 ) -> None:
     log = structlog.get_logger(__name__)
     host, metrics_port = config.jobmanager_rpc_address, jobmanager.metrics_port
     address = format_address(host, jobmanager.port)
     metrics_address = "" if metrics_port == METRICS_OFF else format_address(host, metrics_port)
-    registration = DaemonRegistration(directory, ROLE, config.jobmanager_id)
     await asyncio.to_thread(registration.write, address, metrics_address)
-    try:
-        log.info("jobmanager.started", address=address, metrics_address=metrics_address)
-        await stop.wait()
-        log.info("jobmanager.stopping")
-    finally:
-        await asyncio.to_thread(registration.remove)
+    log.info("jobmanager.started", address=address, metrics_address=metrics_address)
+    await stop.wait()
+    log.info("jobmanager.stopping")
 
 
 async def _serve_elected(
@@ -103,8 +106,10 @@ async def _serve_elected(
     kept = substore(config.high_availability_storage_dir, config.high_availability_cluster_id)
     lock = await asyncio.to_thread(DirectoryLock, directory / ROLE / config.jobmanager_id)
     leadership: LeadershipRunner | None = None
-    # Clients look for the token in every phase, also between standing by and leading.
+    # Clients look for the token in every phase, and who starts daemons for those that live: also between standing by
+    # and leading.
     announced = AsyncExitStack()
+    registration = DaemonRegistration(directory, ROLE, config.jobmanager_id)
     try:
         if not is_s3(kept):
             await asyncio.to_thread(make_private, Path(kept.removeprefix("file://")))
@@ -118,7 +123,7 @@ async def _serve_elected(
             leadership = LeadershipRunner(config, address, store, end)
             server.serve(leadership.standby.answer_on)
             await server.start()
-            async with _registered(config, directory, address, leadership):
+            async with _standing_by(config, registration, address, leadership):
                 if not await _comes_first(leadership.lead(), stop.wait()):
                     return
         finally:
@@ -132,10 +137,11 @@ async def _serve_elected(
         ):
             keeping = tasks.create_task(leadership.keep())
             try:
-                await _serve(config, directory, jobmanager, stop)
+                await _serve(config, registration, jobmanager, stop)
             finally:
                 keeping.cancel()
     finally:
+        await asyncio.to_thread(registration.remove)
         if leadership is not None:
             await leadership.stop()
         await announced.aclose()
@@ -143,10 +149,13 @@ async def _serve_elected(
 
 
 @asynccontextmanager
-async def _registered(
-    config: Configuration, directory: Path, address: str, leadership: LeadershipRunner
+async def _standing_by(
+    config: Configuration,
+    registration: DaemonRegistration,
+    address: str,
+    leadership: LeadershipRunner,
 ) -> AsyncIterator[None]:
-    """A standby's registration and health."""
+    """A standby's health, and where it is."""
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     registry.register(LeadershipCollector(lambda: 0, leadership.numbers))
@@ -160,7 +169,6 @@ async def _registered(
         why_not_serving=lambda: leadership.standby.why_not_serving,
         status=lambda: leadership.standby.status,
     )
-    registration = DaemonRegistration(directory, ROLE, config.jobmanager_id)
     port = metrics.start()
     try:
         host = config.jobmanager_rpc_address
@@ -169,7 +177,6 @@ async def _registered(
         structlog.get_logger(__name__).info("jobmanager.standing_by", address=address)
         yield
     finally:
-        await asyncio.to_thread(registration.remove)
         metrics.stop()
 
 

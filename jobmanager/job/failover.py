@@ -103,6 +103,9 @@ class Failover:
             vertex.id for vertex in regions.plan.vertices if vertex.pre_aggregates
         )
         self._takeovers = int(options.is_recovered)
+        self._moved = frozenset[SubtaskId]()
+        self.moves = 0
+        """How often something was told to begin elsewhere."""
         self._is_cut = False
         """A savepoint has had pre-aggregation emit what it kept, and no checkpoint has been completed since."""
 
@@ -148,7 +151,7 @@ class Failover:
             self._free_restarts + self._takeovers,
             dict(self.restarts_by_region),
             entries,
-            groups.stopped | (restarted - groups.subtasks(GroupPhase.RUNNING)),
+            groups.stopped | ((restarted | self._moved) - groups.subtasks(GroupPhase.RUNNING)),
         )
 
     def decide(
@@ -197,7 +200,10 @@ class Failover:
         self, subtasks: frozenset[SubtaskId], missing: Iterable[KeptOutput]
     ) -> frozenset[SubtaskId]:
         """What begins again where some subtasks leave their TaskManager, which is no failure and counts as none."""
-        return self._restarted(subtasks, missing)
+        moved = self._restarted(subtasks, missing)
+        self._moved |= moved
+        self.moves += 1
+        return moved
 
     def join_end(self, cause: FailureCause) -> FailureCause:
         """A failure that comes while the job ends for another; returns the cause as the job shows it."""

@@ -77,14 +77,15 @@ class JobMasterViews:
 
     @property
     def history_changes(self) -> tuple[int, ...]:
-        """Differs where the next JobManager is to be told something new; the first number, where something has failed.
+        """Differs where the next JobManager is to be told something new; the first number, where something has failed, or
+        begins elsewhere.
 
         () = what was noted stays as it is: it is not known yet what of the job goes on, or it ends.
         """
         if self._phase not in (JobPhase.ACTIVE, JobPhase.COMMITTED):
             return ()
         return (
-            self.exceptions.changes,
+            self.exceptions.changes + self._parts.failover.moves,
             self._parts.groups.changes,
             self.speculation.started + self.speculation.won,
         )

@@ -100,9 +100,16 @@ class Takeover:
             cause = failures[0] if failures else not_taken_over(gone, sorted(broken))
             failed = ALL if broken == parts.groups.all else broken
             is_free = parts.options.begins_again and not (failures or gone)
-            resumes = parts.failover.was_restarting(broken)
+            resumes = parts.failover.was_restarting(broken) or self._were_ended(newest, broken)
             effects.append(Failed(cause, failed, is_free=is_free, resumes=resumes))
         return effects
+
+    @staticmethod
+    def _were_ended(newest: Newest, broken: frozenset[SubtaskId]) -> bool:
+        """Whether the JobManager before has ended all of these itself, to begin them elsewhere or for a failure that it
+        has counted."""
+        ended = (AttemptState.CANCELING, AttemptState.CANCELED)
+        return all(s in newest and newest[s].state in ended for s in broken)
 
     # ------------------------------------------------------------ attempts and slots
 

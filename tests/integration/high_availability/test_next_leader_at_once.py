@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from penstock.client.client import Client
-from penstock.local.local_cluster import LocalCluster
-from tests.support.elected_cluster import await_roles, epoch_of, token_of
-from tests.support.processes import wait_ended
+from penstock.local.local_cluster import Daemon, LocalCluster
+from tests.support.elected_cluster import await_roles, epoch_of, health, token_of
+from tests.support.jobs import DEADLINE_S
+from tests.support.processes import Deadline, wait_ended
 from tests.support.zookeeper import ZookeeperServer, quorum
 
 pytestmark = pytest.mark.integration
@@ -56,3 +57,23 @@ def test_the_standby_leads_at_once(pair: LocalCluster, told: signal.Signals) -> 
     with Client(standby.address, token_of(pair)) as client:
         assert client.cluster().leader_epoch == epoch + 1
     assert time.monotonic() - killed <= LEADS_S
+
+
+def test_who_begins_to_lead_is_known_all_the_time(pair: LocalCluster) -> None:
+    """Whoever starts daemons would start it a second time, which its directory does not allow."""
+    pair.start(jobmanagers=2, taskmanagers=0)
+    leader, standby = await_roles(pair)
+    os.kill(leader.pid, signal.SIGKILL)
+    wait_ended(leader.pid)
+    deadline = Deadline("the next leader", DEADLINE_S)
+    while health(standby_of(pair, standby.id)) != "serving":
+        deadline.left()
+    pair.start(jobmanagers=2, taskmanagers=0)
+    assert standby_of(pair, standby.id).pid == standby.pid
+
+
+def standby_of(pair: LocalCluster, id: str) -> Daemon:
+    """A JobManager that lives, and is therefore told of."""
+    [found] = [one for one in pair.daemons() if one.role == "jobmanager" and one.id == id]
+    assert found.alive
+    return found

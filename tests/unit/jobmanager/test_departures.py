@@ -104,6 +104,8 @@ def test_who_leaves_begins_elsewhere_and_who_stays_goes_on(master: JobMaster) ->
         effects = master.step(job_events.AttemptReported(key, AttemptState.CANCELED))
     [prepare] = [e for e in effects if isinstance(e, job_effects.PrepareStart)]
     assert job_effects.FreeSlots((A,)) in effects, "nothing is done there any more"
+    leaving = {key.subtask for key in CHAINS[0]}
+    assert master.kept_failures().restarting == leaving, "under another JobManager it is no failure"
     restored = RestoredCheckpoint(1, subtasks=frozenset(key.subtask for key in CHAINS[0]))
     wanted = begun(master, master.step(job_events.StartPrepared(prepare.attempt, restored, (), 2)))
     [request] = [e for e in wanted if isinstance(e, job_effects.RequestSlots)]
@@ -113,6 +115,7 @@ def test_who_leaves_begins_elsewhere_and_who_stays_goes_on(master: JobMaster) ->
     assert [current[key.subtask].restored_from for key in CHAINS[0]] == [1, 1]
     assert [current[key.subtask].key for key in CHAINS[1]] == CHAINS[1]
     assert (master.state, master.restarts, master.failure) == (JobState.RUNNING, 0, None)
+    assert not master.kept_failures().restarting
     master.check()
 
 
