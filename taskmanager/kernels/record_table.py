@@ -179,6 +179,15 @@ class RecordTable:
         """
         self.accumulate(rows.keys, rows.accumulators, rows.validity, merge=True)
 
+    def use_common_order(self) -> None:
+        """This empty table takes in other whole tables only: that is faster between tables that say so."""
+        self._slots.use_common_order()
+
+    def make_room_in_order(self, other: RecordTable) -> None:
+        """Before all ``rows`` of a table of that order are merged into this one."""
+        with self._lock:
+            self._slots.make_room_in_order(other._slots)
+
     def lookup_or_insert(self, keys: KeyBatch) -> Int64Array:
         """Dense indices of keys, int64[n], for what is kept outside the table (Python lists).
 
@@ -322,12 +331,12 @@ class RecordTable:
 
     def _rows_of(self, piece: RecordPiece) -> Rows:
         keys = self._slots.keys_of(piece.slots, piece.capacity, piece.matrix, piece.arena)
-        accumulators = [
-            piece.matrix[:, self._first + accumulator].copy().view(kind.dtype)
-            for accumulator, kind in enumerate(self.kinds)
-        ]
         seen = piece.matrix[:, self._first + len(self.kinds) :]
-        return Rows(keys, accumulators, self._validity_of(seen))
+        return Rows(keys, self._accumulators_of(piece.matrix), self._validity_of(seen))
+
+    def _accumulators_of(self, matrix: Int64Array) -> list[Values]:
+        columns = matrix[:, self._first : self._first + len(self.kinds)].T.copy()
+        return [column.view(kind.dtype) for column, kind in zip(columns, self.kinds, strict=True)]
 
     def _validity_of(self, seen: Int64Array) -> list[BoolArray | None]:
         """Per accumulator where it has a value, from the seen words (int64[n, words])."""
@@ -394,11 +403,8 @@ class RecordTable:
         self._slots.widen(unseen, np.full(words, -1, dtype=np.int64))
 
     def _accumulators_at(self, slots: Int64Array) -> list[Values]:
-        records = self._slots.records
-        return [
-            records[slots, self._first + accumulator].view(kind.dtype)
-            for accumulator, kind in enumerate(self.kinds)
-        ]
+        # Whole records first: their memory is read once, and not once per column.
+        return self._accumulators_of(self._slots.records.take(slots, axis=0))
 
     def _validity_at(self, slots: Int64Array) -> list[BoolArray | None]:
         if self._seen_column < 0:
@@ -406,9 +412,8 @@ class RecordTable:
         return self._validity_of(self._slots.records[slots, self._seen_column :])
 
     def _rows_at(self, slots: Int64Array) -> Rows:
-        return Rows(
-            self._slots.keys_at(slots), self._accumulators_at(slots), self._validity_at(slots)
-        )
+        records, capacity = self._slots.records.take(slots, axis=0), self._slots.capacity
+        return self._rows_of(RecordPiece(slots, capacity, records, self._slots.arena))
 
     def _check_arguments(
         self,

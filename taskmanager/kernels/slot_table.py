@@ -6,7 +6,8 @@ insertion, removal or ``clear``.
 
 Each table orders its keys in a way of its own, by a multiplier that its first key gives. Keys often come
 in the order of another table's slots; in the same order here they would all go to the first slots of a
-table that grows, in quadratic time.
+table that grows, in quadratic time. Tables that only take in other whole tables, and have room for them
+before (``make_room_in_order``), may have an order in common: keys then come along the memory.
 
 Invariants: at most ``LOAD_PERCENT`` of the slots are used, so that probing always meets an empty
 one; the records are aligned to cache lines; with an index column, the indices of the keys in the
@@ -38,12 +39,16 @@ from taskmanager.kernels.interface import (
 )
 
 LOAD_PERCENT: Final = 60
+CROWDED_PERCENT: Final = 80
+"""So many of the slots may be used where keys come in the order of the slots, until the others have come."""
 MIN_CAPACITY: Final = 64
 FAST_GROWTH_BELOW: Final = 1 << 16
 """Smaller tables grow fourfold, larger ones twofold."""
 FILL_ROWS: Final = 2048
 
 _WORD_MASK: Final = (1 << 64) - 1
+_COMMON_ORDER: Final = 0x2545F4914F6CDD1D
+"""A multiplier, odd, for tables with an order in common."""
 
 NO_NULLS: BoolArray = np.empty(0, dtype=np.bool_)
 CACHE_LINE_BYTES: Final = 64
@@ -73,6 +78,7 @@ class KeyRecords(ABC):
         self._initial_capacity = _capacity_for(capacity)
         self.records = self._empty_records(self._initial_capacity)
         self._occupied: Int64Array | None = None
+        self._common_order = 0
         # Called before the records are replaced by others; True where somebody goes on reading the old
         # ones, and the arena as it is: then they must not change any more.
         self.before_replacement: Callable[[], bool] = _nobody
@@ -110,7 +116,7 @@ class KeyRecords(ABC):
         slots = np.empty(len(keys), dtype=np.int64)
         before = len(self)
         if before == 0 and len(keys):
-            self.state[STATE_MULTIPLIER] = _multiplier(self._first_word(keys))
+            self.state[STATE_MULTIPLIER] = self._common_order or _multiplier(self._first_word(keys))
         while self._upsert_some(keys, version_column, version, slots) < len(keys):
             self._grow()
         if len(self) != before:
@@ -158,8 +164,7 @@ class KeyRecords(ABC):
 
     def keys_at(self, slots: Int64Array) -> KeyBatch:
         """The keys in the given slots."""
-        key_words = self.records[slots, : self.key_words]
-        return self.keys_of(slots, self.capacity, key_words, self.arena)
+        return self.keys_of(slots, self.capacity, self.records.take(slots, axis=0), self.arena)
 
     @abstractmethod
     def keys_of(
@@ -178,6 +183,16 @@ class KeyRecords(ABC):
         capacity = _capacity_for(keys)
         if capacity > self.capacity:
             self._replace_records(capacity)
+
+    def use_common_order(self) -> None:
+        """The keys of this empty table will be in the order of all tables of which this is said, until ``clear``."""
+        assert not len(self), "the keys have an order"
+        self._common_order = _COMMON_ORDER
+
+    def make_room_in_order(self, other: KeyRecords) -> None:
+        """Before all keys of ``other`` come, in the order of its slots: wherever they go, there is room."""
+        if self._common_order:
+            self.reserve((len(self) + len(other)) * LOAD_PERCENT // CROWDED_PERCENT)
 
     def widen(self, initial: Int64Array, fill: Int64Array) -> None:
         """Adds columns at the end of every record.
@@ -206,6 +221,7 @@ class KeyRecords(ABC):
             self.records = self._empty_records(capacity)
         self._clear_arena(is_kept)
         self.state[:] = 0  # the first key to come gives a new multiplier
+        self._common_order = 0
         self._occupied = None
 
     def memory_bytes(self) -> int:

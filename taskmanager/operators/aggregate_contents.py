@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
@@ -167,6 +168,7 @@ class AggregateSlices(SliceContents[AggregateRows]):
             self.context.state.move(_SLICES, slices[0], _FIRING, end)
             return
         target = self._table(_FIRING, end)
+        target.use_common_order()
         for part in self._parts(slices):
             self._merge(target, part, None)
 
@@ -209,12 +211,13 @@ class AggregateSlices(SliceContents[AggregateRows]):
                 self._tree.clear()
         return [self._table(_SLICES, start) for start in slices]
 
-    def _together(self, first: GroupTable, second: GroupTable) -> GroupTable:
+    def _together(self, tables: Sequence[GroupTable]) -> GroupTable:
         descriptor = self._bound.descriptor
-        both = GroupTable(descriptor.key_types, descriptor.kinds, [])
-        both.merge(first)
-        both.merge(second)
-        return both
+        together = GroupTable(descriptor.key_types, descriptor.kinds, [])
+        together.use_common_order()
+        for table in tables:
+            together.merge(table)
+        return together
 
     def _table(self, name: str, namespace: int) -> GroupTable:
         return self.context.state.group_table(name, namespace, self._bound.descriptor)
@@ -230,7 +233,7 @@ class AggregateSlices(SliceContents[AggregateRows]):
         window = [constant_time(start, count), constant_time(end, count)]
         event_times = None
         if self._bound.has_event_time:
-            event_times = pa.repeat(pa.scalar(result_time(end), pa.int64()), count)
+            event_times = pa.array(np.full(count, result_time(end)))
         return self._bound.results(rows, window, event_times)
 
 

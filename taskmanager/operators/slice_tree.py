@@ -5,6 +5,9 @@ slices are taken together once, pairs of pairs, and so on: the *nodes* of a bina
 slices. A window is then at most 2 log2(n) nodes, in the order of their time, and each slide makes about one node. Nothing is ever
 subtracted, so that numbers with fractions do not drift. Nodes are no state: they are made again from the slices.
 
+Where memory is short the lowest levels are left out: each has half as many nodes as the one below it, and a window
+gets a few slices more.
+
 Invariant: a node holds what its slices hold; one of whose slices has changed, or is gone, is no more.
 
 Source: Tangwongsan et al., "General Incremental Sliding-Window Aggregation" (FlatFAT), here over whole tables.
@@ -28,15 +31,15 @@ class SliceTree(Generic[T]):
     Args:
         slice_ms: length of a slice.
         table_of: the table of a slice, by its start.
-        together: a new table with what is in two, the earlier one first; both stay as they are.
+        together: a new table with what is in several, in the order of their time; these stay as they are.
         size_bytes: what a table takes.
-        limit_bytes: with nodes that take more, windows are made of slices for a while.
+        limit_bytes: of all nodes; where those of no level can be kept, windows are made of slices for a while.
 
     Example: windows of eight slices; the second one takes up again what the first was made of.
         >>> made = []
-        >>> def together(a, b):
-        ...     made.append(a + b)
-        ...     return a + b
+        >>> def together(tables):
+        ...     made.append("".join(tables))
+        ...     return made[-1]
         >>> tree = SliceTree(10, lambda start: chr(97 + start // 10), together, len, 1_000)
         >>> tree.parts(range(0, 80, 10)), tree.parts(range(10, 90, 10))
         (['abcdefgh'], ['b', 'cd', 'efgh', 'i'])
@@ -51,7 +54,7 @@ class SliceTree(Generic[T]):
         self,
         slice_ms: int,
         table_of: Callable[[int], T],
-        together: Callable[[T, T], T],
+        together: Callable[[Sequence[T]], T],
         size_bytes: Callable[[T], int],
         limit_bytes: int,
     ) -> None:
@@ -62,6 +65,8 @@ class SliceTree(Generic[T]):
         self._limit_bytes = limit_bytes
         self._nodes: dict[tuple[int, int], T] = {}
         """By level (2 ** level slices) and number at that level."""
+        self._lowest_level = 1
+        """Of the nodes that are kept."""
         self._top_level = 0
         self._covered = 0
         """Number of the slice behind the last one that a node covers."""
@@ -95,6 +100,7 @@ class SliceTree(Generic[T]):
     def clear(self) -> None:
         """Forgets all nodes."""
         self._nodes.clear()
+        self._lowest_level = 1
         self._top_level = self._covered = 0
 
     def _number(self, start: int) -> int:
@@ -105,36 +111,49 @@ class SliceTree(Generic[T]):
         for level, number in _cover(self._number(slices[0]), self._number(slices[-1]) + 1):
             own = self._within(slices, number << level, (number + 1) << level)
             if own:
-                parts.append(self._part(level, number, own))
-        if self.memory_bytes() > self._limit_bytes:
+                parts += self._tables(level, number, own)
+        if not self._keeps_within_limit():
             self.clear()
             self._rests = len(slices)
         return parts
+
+    def _keeps_within_limit(self) -> bool:
+        """Leaves out as many levels as memory is short of; False = no level can be kept."""
+        size_bytes = self.memory_bytes()
+        if size_bytes * 4 < self._limit_bytes and self._lowest_level > 1:
+            self._lowest_level -= 1
+        while size_bytes > self._limit_bytes:
+            self._lowest_level += 1
+            for place in [place for place in self._nodes if place[0] < self._lowest_level]:
+                size_bytes -= self._size_bytes(self._nodes.pop(place))
+            if not self._nodes:
+                return False
+        return True
 
     def _within(self, slices: Sequence[int], first: int, stop: int) -> Sequence[int]:
         """Those of the slices that have these numbers."""
         begin = bisect_left(slices, first * self._slice_ms)
         return slices[begin : bisect_left(slices, stop * self._slice_ms, begin)]
 
-    def _part(self, level: int, number: int, slices: Sequence[int]) -> T:
-        """The table of those slices of a node that have rows, at least one."""
-        if len(slices) == 1:
-            return self._table_of(slices[0])
+    def _tables(self, level: int, number: int, slices: Sequence[int]) -> list[T]:
+        """The tables of those slices of a node that have rows, at least one: the node itself where it is kept."""
+        if len(slices) == 1 or level < self._lowest_level:
+            return [self._table_of(start) for start in slices]
         known = self._nodes.get((level, number))
         if known is not None:
-            return known
+            return [known]
         child_level = level - 1
-        halves = []
+        tables = []
         for child in (2 * number, 2 * number + 1):
             own = self._within(slices, child << child_level, (child + 1) << child_level)
             if own:
-                halves.append(self._part(child_level, child, own))
-        if len(halves) == 1:
-            return halves[0]
-        node = self._nodes[level, number] = self._together(*halves)
-        self._top_level = max(self._top_level, level)
-        self._covered = max(self._covered, (number + 1) << level)
-        return node
+                tables += self._tables(child_level, child, own)
+        if len(tables) > 1:
+            tables = [self._together(tables)]
+            self._nodes[level, number] = tables[0]
+            self._top_level = max(self._top_level, level)
+            self._covered = max(self._covered, (number + 1) << level)
+        return tables
 
 
 def _cover(first: int, stop: int) -> Iterator[tuple[int, int]]:

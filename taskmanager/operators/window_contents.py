@@ -207,4 +207,4 @@ def times(values: Int64Array) -> pa.Array:
 
 def constant_time(value: int, length: int) -> pa.Array:
     """``length`` times the same window bound."""
-    return pa.repeat(pa.scalar(value, pa.int64()), length).view(WINDOW_TIME_TYPE)
+    return times(np.full(length, value))

@@ -7,6 +7,7 @@ old slices go; what the parts of each window hold is compared with the slices th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import chain
 
 from hypothesis import given
@@ -28,9 +29,9 @@ class Slices:
             slice_ms, self.tables.__getitem__, self._together, len, limit
         )
 
-    def _together(self, first: Table, second: Table) -> Table:
-        self.made += 1
-        return first + second
+    def _together(self, tables: Sequence[Table]) -> Table:
+        self.made += len(tables) - 1
+        return list(chain(*tables))
 
     def add(self, start: int, value: int) -> None:
         self.tables.setdefault(start, []).append(value)
@@ -100,6 +101,22 @@ def test_windows_of_few_slices_are_made_of_these() -> None:
         slices.add(start, start)
     assert len(slices.window(0, SLICES_MIN)) == SLICES_MIN - 1
     assert slices.made == 0
+
+
+def test_where_memory_is_short_the_lowest_levels_are_left_out() -> None:
+    """Of 64 slices with the same ten keys each, the level of four of them has 160."""
+    slices, count, slides = Slices(limit=400), 64, 200
+    for start in range(count):
+        slices.tables[start] = [7] * 10
+    slices.tree = SliceTree(
+        1, slices.tables.__getitem__, lambda tables: tables[0], len, slices.tree._limit_bytes
+    )
+    for first in range(slides):
+        parts = slices.tree.parts(range(first, first + count))
+        assert slices.tree.memory_bytes() <= 400
+        assert len(parts) <= 2 * math.log2(count) + 2 * 4
+        slices.tables[first + count] = [7] * 10
+        slices.drop(first)
 
 
 def test_nodes_that_are_too_large_are_given_up_for_a_while() -> None:
