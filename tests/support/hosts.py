@@ -38,6 +38,16 @@ class Hosts:
         for host, peer in ((one, other), (other, one)):
             self._nft(host, f"add rule ip cut input ip saddr {self.address(peer)} drop")
 
+    @property
+    def service(self) -> str:
+        """An address of the caller's for a server, from which a host can be cut and still reach the caller."""
+        return f"{_NETWORK}.253"
+
+    def cut_from_service(self, host: int) -> None:
+        """Packets between a host and that address vanish without a word."""
+        self._nft(host, f"add rule ip cut input ip saddr {self.service} drop")
+        self._nft(host, f"add rule ip cut output ip daddr {self.service} drop")
+
     def isolate(self, host: int) -> None:
         """Packets to and from a host vanish without a word."""
         self._nft(host, f"add rule ip cut input ip saddr {_NETWORK}.0/24 drop")
@@ -60,6 +70,7 @@ class Hosts:
                 pytest.skip(f"needs the right to make network namespaces: {error.stderr.strip()}")
             stack.callback(self._ip, "link", "del", self._name)
             self._ip("addr", "add", f"{_NETWORK}.254/24", "dev", self._name)
+            self._ip("addr", "add", f"{self.service}/24", "dev", self._name)
             self._ip("link", "set", self._name, "up")
             for host in range(self._count):
                 self._add(host, stack)

@@ -28,20 +28,24 @@ class ZookeeperServer:
         root: for its data and its log.
         number: among its peers.
         peers: number -> its ports for the others; empty = it is alone.
+        host: where clients reach it.
     """
 
-    def __init__(self, root: Path, number: int, peers: dict[int, tuple[int, int]]) -> None:
+    def __init__(
+        self, root: Path, number: int, peers: dict[int, tuple[int, int]], host: str = "127.0.0.1"
+    ) -> None:
         require("java")
         for jar in _CLASS_PATH:
             require_file(jar)
         self.port = free_port()
+        self._host = host
         self._directory = root / f"zookeeper-{number}"
         (self._directory / "data").mkdir(parents=True)
         (self._directory / "data" / "myid").write_text(str(number))
         lines = [
             f"dataDir={self._directory}/data",
             f"clientPort={self.port}",
-            "clientPortAddress=127.0.0.1",
+            f"clientPortAddress={host}",
             f"tickTime={_TICK_MS}",
             "initLimit=50",
             "syncLimit=10",
@@ -55,7 +59,7 @@ class ZookeeperServer:
     @property
     def address(self) -> str:
         """Where clients reach it."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self._host}:{self.port}"
 
     def start(self) -> None:
         """Starts it, also again on its data."""
@@ -78,7 +82,7 @@ class ZookeeperServer:
         """leader, follower, standalone; None while it serves nobody."""
         with (
             contextlib.suppress(OSError),
-            socket.create_connection(("127.0.0.1", self.port), 1.0) as connection,
+            socket.create_connection((self._host, self.port), 1.0) as connection,
         ):
             connection.sendall(b"srvr")
             answer = b""
@@ -106,10 +110,12 @@ class ZookeeperServer:
 
 
 @contextlib.contextmanager
-def ensemble(root: Path, count: int = 1) -> Iterator[list[ZookeeperServer]]:
+def ensemble(
+    root: Path, count: int = 1, host: str = "127.0.0.1"
+) -> Iterator[list[ZookeeperServer]]:
     """Servers for the time of the block."""
     peers = {n: (free_port(), free_port()) for n in range(1, count + 1)} if count > 1 else {}
-    servers = [ZookeeperServer(root, number, peers) for number in range(1, count + 1)]
+    servers = [ZookeeperServer(root, number, peers, host) for number in range(1, count + 1)]
     try:
         for server in servers:
             server.start()

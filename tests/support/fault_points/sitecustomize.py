@@ -54,7 +54,7 @@ def _watch() -> None:
 
         return answered
 
-    JobMasterRunner._perform = performed  # type: ignore[method-assign]
+    JobMasterRunner._perform = performed  # type: ignore[method-assign, assignment]
     for name in _CALLS:
         setattr(TaskManagerClient, name, answered(name))
 
