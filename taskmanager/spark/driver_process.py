@@ -72,14 +72,20 @@ class SparkDriverProcess:
         line: to the slot.
         directory: of the driver's own files.
         code_paths: directories of the job's modules.
+        session_id: of the session, where that is of Spark Connect.
         output: of this process.
     """
 
     def __init__(
-        self, line: socket.socket, directory: Path, code_paths: list[str], output: StageOutput
+        self,
+        line: socket.socket,
+        directory: Path,
+        code_paths: list[str],
+        session_id: str,
+        output: StageOutput,
     ) -> None:
         self._line = line
-        self.sessions = SparkSessions(directory, code_paths, self._jvm_ended)
+        self.sessions = SparkSessions(directory, code_paths, session_id, self._jvm_ended)
         self._output = output
         self._sending = threading.Lock()
         self._running: dict[str, tuple[RunStage, threading.Event]] = {}
@@ -184,6 +190,7 @@ def main() -> None:
     parser.add_argument("--line", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--directory", required=True)
+    parser.add_argument("--session", required=True)
     parser.add_argument("code_paths", nargs="*")
     options = parser.parse_args()
     die_with_parent(options.parent)
@@ -192,7 +199,9 @@ def main() -> None:
     output = StageOutput(sys.stdout)
     sys.stdout = sys.stderr = output
     line = socket.socket(fileno=options.line)
-    driver = SparkDriverProcess(line, Path(options.directory), options.code_paths, output)
+    driver = SparkDriverProcess(
+        line, Path(options.directory), options.code_paths, options.session, output
+    )
     try:
         driver.serve()
         timer = threading.Timer(_STOP_S, end_group)

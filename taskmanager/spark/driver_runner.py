@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ import structlog
 from penstock.config import Configuration
 from penstock.errors import StreamError
 from taskmanager.processes.exit_cause import describe_status, likely_cause, log_tail
+from taskmanager.spark.connect_address import with_session
 from taskmanager.spark.session_settings import memory_limit_bytes, memory_problem, session_settings
 from taskmanager.spark.stage_messages import (
     CancelStage,
@@ -95,6 +97,8 @@ class SparkDriverRunner:
         self._line: socket.socket | None = None
         self._buffer = LineBuffer()
         self._kill_reason = ""
+        self._session_id = ""
+        self._interrupts: list[subprocess.Popen[bytes]] = []
 
     # ------------------------------------------------------------ any thread
 
@@ -206,6 +210,7 @@ class SparkDriverRunner:
     def _start_process(self) -> None:
         self._own_directory.mkdir(parents=True, exist_ok=True)
         own, theirs = socket.socketpair()
+        self._session_id = str(uuid.uuid4())
         with theirs, self._log_file.open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -216,6 +221,7 @@ class SparkDriverRunner:
                     f"--line={theirs.fileno()}",
                     f"--parent={os.getpid()}",
                     f"--directory={self._own_directory}",
+                    f"--session={self._session_id}",
                     "--",
                     *self.place.code_paths,
                 ],
@@ -286,6 +292,27 @@ class SparkDriverRunner:
         _log.warning("spark.driver_ended", job_id=self.place.job_id, reason=reason)
         told = f"{reason}; its log ends with:\n{tail}" if tail else reason
         self._carry_out(self._stages.driver_ended(told))
+        self._end_remote_work()
+
+    def _end_remote_work(self) -> None:
+        """A server of Spark Connect would go on with what a killed driver has asked for."""
+        self._interrupts = [one for one in self._interrupts if one.poll() is None]
+        address = self.place.config.spark_keys.get("spark.remote")
+        if not address:
+            return
+        with self._log_file.open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "taskmanager.spark.interrupt_process"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=dict(self._environment),
+                start_new_session=True,
+            )
+        assert process.stdin is not None, "it was asked for"
+        with suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(with_session(address, self._session_id).encode())
+        self._interrupts.append(process)
 
     def _end_process(self, *, is_gentle: bool = True) -> int:
         """Ends the driver and its group; returns its exit status."""

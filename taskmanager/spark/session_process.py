@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import TaskFailure
+from taskmanager.spark.connect_address import with_session
 
 _EXIT_S = 2.0
 _OF_CONNECT = {
@@ -31,15 +32,21 @@ class SparkSessions:
     Args:
         directory: of the driver's own files.
         code_paths: directories of the job's modules.
+        session_id: of the session on a server of Spark Connect.
         on_jvm_end: called from another thread when the JVM has ended: calls into it may never come back.
     """
 
     def __init__(
-        self, directory: Path, code_paths: list[str], on_jvm_end: Callable[[], None]
+        self,
+        directory: Path,
+        code_paths: list[str],
+        session_id: str,
+        on_jvm_end: Callable[[], None],
     ) -> None:
         self._directory = directory
         self._on_jvm_end = on_jvm_end
         self._code_paths = code_paths
+        self._session_id = session_id
         self._lock = threading.Lock()
         self._session: Any = None
         self._is_remote = False
@@ -92,7 +99,8 @@ class SparkSessions:
             )
         from pyspark.sql import SparkSession
 
-        session = SparkSession.builder.remote(settings["spark.remote"]).create()
+        address = with_session(settings["spark.remote"], self._session_id)
+        session = SparkSession.builder.remote(address).create()
         for key, value in settings.items():
             if key == "spark.remote":
                 continue
@@ -176,8 +184,10 @@ class SparkSessions:
             self._session.sparkContext.cancelJobsWithTag(tag)
 
     def stop(self) -> None:
-        """Ends the session."""
+        """Ends the session, and what it has under way."""
         if self._session is not None and self.has_jvm():
+            if self._is_remote:
+                self._session.interruptAll()
             self._session.stop()
 
 

@@ -140,6 +140,35 @@ def test_a_stage_on_executors_elsewhere_outlives_one_of_them(tmp_path: Path) -> 
             wait_all_ended(drivers, 10)
 
 
+def test_what_a_killed_driver_has_left_on_a_server_of_spark_connect_is_ended(
+    tmp_path: Path,
+) -> None:
+    def hangs(spark: Any) -> Any:
+        def in_task(batches: Any) -> Any:
+            for batch in batches:
+                (tmp_path / "part").write_text(str(os.getpid()))
+                (tmp_path / "part").rename(tmp_path / "worker")
+                threading.Event().wait(600)
+                yield batch
+
+        return spark.range(1).mapInArrow(in_task, "id long")
+
+    with (
+        connect_server(tmp_path) as address,
+        cluster_of(tmp_path, {"spark.remote": address}) as cluster,
+    ):
+        env = ps.Environment(cluster.address, parallelism=1)
+        env.set_runtime_mode("batch")
+        env.spark(hangs, schema={"id": "int64"}).discard()
+        handle = env.submit("hangs")
+        wait_in_directory(tmp_path, (tmp_path / "worker").exists, "a task", START_S)
+        [driver] = spark_drivers(cluster)
+        os.kill(driver, signal.SIGKILL)
+        with pytest.raises(ps.JobFailed, match="was killed by SIGKILL"):
+            handle.wait(START_S)
+        wait_all_ended([int((tmp_path / "worker").read_text())], 60.0)
+
+
 def test_a_stage_runs_over_spark_connect_without_java_of_ours(tmp_path: Path) -> None:
     with (
         connect_server(tmp_path) as address,
