@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import measure, state_benchmarks
+from benchmarks.json_files import JSON_ROWS, run_json
 from benchmarks.measure import JobSettings
 from benchmarks.recovery import RecoverySettings, run_recovery
 from benchmarks.rescale import run_rescale
@@ -67,10 +68,12 @@ _COLUMNS = (
 @click.argument(
     "workload",
     type=click.Choice(
-        [*WORKLOADS, *_STATE_WORKLOADS, "recovery", "spark", "trickle", "limit", "all"]
+        [*WORKLOADS, *_STATE_WORKLOADS, "recovery", "spark", "trickle", "json", "limit", "all"]
     ),
 )
-@click.option("--rows", type=click.IntRange(1), help="20,000,000; of spark 50,000,000.")
+@click.option(
+    "--rows", type=click.IntRange(1), help="20,000,000; of spark 50,000,000, of json 2,000,000."
+)
 @click.option(
     "--keys", type=click.IntRange(1), help="1000; of state, about 1 GB of it, of recovery 500 MB."
 )
@@ -145,6 +148,9 @@ def main(
     elif workload == "trickle":
         settings = JobSettings(parallelism or 2, backend, checkpoint_interval or "1s")
         found = run_trickle(settings, rate or 500, repeat)
+    elif workload == "json":
+        settings = JobSettings(parallelism or 1, backend, checkpoint_interval or "none")
+        found = run_json(settings, rows or JSON_ROWS, keys or 1000, repeat)
     elif workload == "spark":
         found = run_spark(rows or SPARK_ROWS, parallelism or 2, repeat)
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -124,11 +124,25 @@ def measure_job(
     workload: Workload, cluster: LocalCluster, directory: Path, settings: JobSettings
 ) -> Measured:
     """Runs the workload once."""
+
+    def build(env: ps.Environment) -> None:
+        workload.job(env.read_arrow(str(directory)))
+
+    return run_job(workload.name, build, cluster, settings)
+
+
+def run_job(
+    name: str,
+    build: Callable[[ps.Environment], None],
+    cluster: LocalCluster,
+    settings: JobSettings,
+) -> Measured:
+    """Runs the job that ``build`` adds to an environment once."""
     address = cluster.address
     env = ps.Environment(address, parallelism=settings.parallelism, config=settings.config())
-    workload.job(env.read_arrow(str(directory)))
+    build(env)
     cpu_before = slots_cpu_s(cluster)
-    handle = env.submit(workload.name)
+    handle = env.submit(name)
     handle.wait(timeout=600)
     checkpoints = None
     if settings.checkpoint_interval_s is not None:
