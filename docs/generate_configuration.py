@@ -30,7 +30,7 @@ GROUPS = {
     "State": ("state.",),
     "Restarts": ("restart-strategy.",),
     "Spark": ("spark.", "execution.spark."),
-    "JobManager": ("jobmanager.",),
+    "JobManager": ("jobmanager.", "traces."),
     "High availability": ("high-availability.", "client."),
     "TaskManager": ("taskmanager.",),
     "Liveness and deadlines": ("heartbeat.", "slot.", "task.", "rpc."),

@@ -34,6 +34,7 @@ from jobmanager.stores.directory_lock import DirectoryLock
 from jobmanager.stores.drains_store import DrainsStore
 from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.leader_store import LeaderStore
+from jobmanager.traces.reporter_loader import Traces, load_reporter
 from penstock.client.credentials import make_own_token
 from penstock.config import Configuration
 from penstock.pb import client_pb2_grpc
@@ -148,9 +149,9 @@ async def leading(
     artifacts = await asyncio.to_thread(_artifacts, storage)
     try:
         results = ResultsStore()
-        labels = load_failure_labels(config.jobmanager_failure_enrichers)
         cluster = _cluster(config, token, leader, tls, clock)
-        dispatcher = DispatcherRunner(config, cluster, artifacts, store, results, clock, labels)
+        traces = load_reporter(config, leader.cluster_id)
+        dispatcher = _dispatcher(config, cluster, artifacts, store, results, clock, traces)
         drains = _drains(dispatcher, cluster, kept, leader)
         server = jobmanager_server(config, token, tls)
         _serve(
@@ -158,8 +159,7 @@ async def leading(
             JobManagerServicer(dispatcher, cluster, drains, artifacts, results, leader),
             JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, leader),
         )
-        shown = LeadershipCollector(lambda: leader.epoch, numbers)
-        metrics = _metrics(config, dispatcher, cluster, shown)
+        metrics = _metrics(config, dispatcher, cluster, leader, numbers)
         try:
             port = bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)
             metrics_port = metrics.start()
@@ -171,6 +171,7 @@ async def leading(
                     )
                 finally:
                     await dispatcher.stop()
+                    traces.close()
                     await server.stop(_SERVER_GRACE_S)
         finally:
             await server.stop(None)
@@ -229,6 +230,21 @@ def _artifacts(storage: str) -> ArtifactStore:
     return ArtifactStore(open_store(substore(storage, "artifacts")), pause_s)
 
 
+def _dispatcher(
+    config: Configuration,
+    cluster: ClusterRunner,
+    artifacts: ArtifactStore,
+    store: JobStore,
+    results: ResultsStore,
+    clock: Clock,
+    traces: Traces,
+) -> DispatcherRunner:
+    labels = load_failure_labels(config.jobmanager_failure_enrichers)
+    return DispatcherRunner(
+        config, cluster, artifacts, store, results, clock, labels, traces.report
+    )
+
+
 def _cluster(
     config: Configuration, token: str, leader: LeaderStore, tls: DaemonTls | None, clock: Clock
 ) -> ClusterRunner:
@@ -268,10 +284,11 @@ def _metrics(
     config: Configuration,
     dispatcher: DispatcherRunner,
     cluster: ClusterRunner,
-    leadership: LeadershipCollector,
+    leader: LeaderStore,
+    numbers: LeadershipNumbers,
 ) -> MetricsServer:
     registry = build_registry(dispatcher, cluster)
-    registry.register(leadership)
+    registry.register(LeadershipCollector(lambda: leader.epoch, numbers))
     return MetricsServer(
         registry,
         config.jobmanager_bind_host,

@@ -44,6 +44,7 @@ from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.stored_job import StoredJob
+from jobmanager.traces.span import ReportSpan
 from penstock.config import Configuration
 from penstock.errors import JobRejected, StoreTransient, StreamError
 from penstock.graph.plan_text import what_grows
@@ -68,6 +69,7 @@ class DispatcherRunner:
         results: rows of collect sinks.
         clock: where the time comes from.
         labels: of failures.
+        report_span: takes what is traced of jobs; None = nothing is.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class DispatcherRunner:
         results: ResultsStore,
         clock: Clock,
         labels: FailureLabels,
+        report_span: ReportSpan | None = None,
     ) -> None:
         self._config = config
         self._cluster = cluster
@@ -86,7 +89,7 @@ class DispatcherRunner:
         self._store = store
         self._results = results
         self._clock = clock
-        self._labels = labels
+        self._labels, self._report_span = labels, report_span
         self._jitter = partial(random.Random().uniform, -1.0, 1.0)
         self._log = structlog.get_logger(__name__)
         self.jobs = KnownJobs(config.jobmanager_retained_jobs)
@@ -235,6 +238,7 @@ class DispatcherRunner:
             leader_epoch=self._store.leader_epoch,
             jitter=self._jitter,
             labels=self._labels,
+            report_span=self._report_span,
             shares_spill=self._cluster.partitions.shared is not None,
         )
 

@@ -25,6 +25,7 @@ from jobmanager.job.takeover import can_go_on
 from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.scheduler.admission import CodeStamp, TaskManagerFacts, admission_problem
 from jobmanager.stores.artifact_store import ArtifactStore
+from jobmanager.traces.span import ReportSpan
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, JobRejected, StoreTransient, Unrecoverable
 from penstock.graph.job_graph import validate
@@ -94,6 +95,7 @@ class JobDescription:
         jitter: Callable[[], float],
         labels: FailureLabels,
         shares_spill: bool = False,
+        report_span: ReportSpan | None = None,
     ) -> JobOptions:
         """How its machine runs it in the name of a leader; arguments as in ``JobOptions``."""
         checkpoints = self.settings.checkpoints
@@ -117,6 +119,7 @@ class JobDescription:
             speculation=self.settings.speculation,
             retains_on_cancellation=self.settings.retains_on_cancellation,
             shares_spill=shares_spill and self.writes_blocking,
+            report_span=report_span,
         )
 
     def checkpoint_store(self) -> ObjectStore | None:

@@ -30,6 +30,7 @@ from jobmanager.job.job_checkpoints_runner import JobCheckpointsRunner
 from jobmanager.job.job_description import JobDescription
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
+from jobmanager.job.job_trace import JobTrace
 from jobmanager.job.kept_partitions_runner import KeptPartitionsRunner
 from jobmanager.job.persisted_inputs_runner import PersistedInputsRunner
 from jobmanager.job.promotion_runner import PromotionRunner
@@ -49,6 +50,7 @@ from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.admission import admission_problem
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.job_store import JobStore
+from jobmanager.traces.span import Value
 from penstock.errors import StreamError
 from penstock.storage.object_store import ObjectStore
 
@@ -122,6 +124,7 @@ class JobMasterRunner:
         self._rivals = self._make_rivals()
         self.checkpoints = self._make_checkpoints(leader_epoch, jobs, results, options)
         self.history = self._make_history(jobs, options)
+        self._trace = self._make_trace(leader_epoch, options)
         self._search = self._make_search(options) if options.seeks_attempts else None
         self._in_use = TaskManagersInUseRunner(
             job.job_id,
@@ -153,6 +156,16 @@ class JobMasterRunner:
             jobs if self._job.outlives_jobmanager else None,
             self._in_order,
         )
+
+    def _make_trace(self, leader_epoch: int, options: JobOptions) -> JobTrace | None:
+        if options.report_span is None:
+            return None
+        facts: dict[str, Value] = {
+            "penstock.job.id": self._job.job_id,
+            "penstock.job.name": self._job.graph.name,
+            "penstock.leader_epoch": leader_epoch,
+        }
+        return JobTrace(options.report_span, self.master, facts, is_recovered=options.is_recovered)
 
     def _make_search(self, options: JobOptions) -> AttemptSearchRunner:
         return AttemptSearchRunner(
@@ -250,8 +263,11 @@ class JobMasterRunner:
             self._oldest_epoch = min(
                 (self._oldest_epoch, *(one.leader_epoch for one in event.found))
             )
-        for effect in self.master.step(event, self._clock.now_ms()):
+        effects = self.master.step(event, self._clock.now_ms())
+        for effect in effects:
             self._perform(effect)
+        if self._trace is not None:
+            self._trace.note(event, effects, self._clock.now_ms())
         if isinstance(event, job_events.AttemptsFound) and not self._is_ending:
             self.checkpoints.note_takeover(go_on=self.master.was_taken_over)
         self.history.note()

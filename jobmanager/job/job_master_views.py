@@ -8,6 +8,7 @@ from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.restart_counts import KeptFailures
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.job.checkpoint_wiring import Coordinator
+from jobmanager.job.groups import Groups
 from jobmanager.job.job_parts import JobParts
 from jobmanager.job.job_phases import JobPhase
 from jobmanager.job.speculation import Speculation
@@ -34,6 +35,11 @@ class JobMasterViews:
     def graph(self) -> ExecutionGraph:
         """Its attempts."""
         return self._parts.graph
+
+    @property
+    def groups(self) -> Groups:
+        """How far its subtasks are."""
+        return self._parts.groups
 
     @property
     def speculation(self) -> Speculation:

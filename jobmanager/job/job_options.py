@@ -12,6 +12,7 @@ from jobmanager.failover.restart_settings import RestartSettings
 from jobmanager.job.checkpoint_wiring import CoordinatorFactory
 from jobmanager.job.job_history import JobHistory
 from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
+from jobmanager.traces.span import ReportSpan
 
 
 def no_jitter() -> float:
@@ -41,6 +42,7 @@ class JobOptions:
         history: what has become of it under earlier ones.
         retains_on_cancellation: its checkpoints stay when it is cancelled, and what they let be committed.
         shares_spill: its blocking partitions are written to shared storage.
+        report_span: takes what is traced of it; None = nothing is.
     """
 
     restart: RestartSettings = field(default_factory=RestartSettings)
@@ -60,6 +62,7 @@ class JobOptions:
     history: JobHistory = field(default_factory=JobHistory)
     retains_on_cancellation: bool = False
     shares_spill: bool = False
+    report_span: ReportSpan | None = None
 
     @property
     def seeks_attempts(self) -> bool:

@@ -58,6 +58,22 @@ class DaemonKeys(BaseModel):
         alias="jobmanager.failure-enrichers",
         description="What labels failures, in the JobManager's environment: names of entry points, or `module:Class`, separated by commas.",
     )
+    traces_reporter_type: Literal["none", "otel"] = Field(
+        "none",
+        alias="traces.reporter.type",
+        description="Where the JobManager sends traces of checkpoints, savepoints, starts, takeovers and restarts: `otel`, to a collector that speaks OTLP over HTTP (needs `penstock[otel]`), or nowhere.",
+    )
+    traces_endpoint: str = Field(
+        "http://127.0.0.1:4318/v1/traces",
+        alias="traces.reporter.otel.exporter.endpoint",
+        description="Address of the collector, with its path.",
+    )
+    traces_timeout_ms: DurationMs = Field(
+        10_000,
+        ge=1,
+        alias="traces.reporter.otel.exporter.timeout",
+        description="Time for one batch of spans, repetitions included; then they are dropped.",
+    )
     failover_strategy: Literal["full", "region", "individual"] = Field(
         "region",
         alias="jobmanager.execution.failover-strategy",

@@ -24,8 +24,8 @@ from tests.support.zookeeper import ensemble, quorum
 
 ROWS = 100
 _RETAINED = 8
-_LOGS_MAX = 256
-"""What ``taskmanager.logs.max-size`` of 1 MB holds in blocks of 4 KB."""
+_LOGS_MAX = 256 + 20
+"""What ``taskmanager.logs.max-size`` of 1 MB holds in blocks of 4 KB, and the daemons' own."""
 _THREADS_MORE = 4
 """Pools of threads make another one when all are busy, up to their bound: of all pools of a daemon that many may be late."""
 _DESCRIPTORS_MORE = 4
@@ -107,7 +107,7 @@ class Footprint:
     Attributes:
         nodes: below the root of ZooKeeper.
         files: path, jobs' ids and numbers left out -> how many files and directories; without logs.
-        logs: how many files there are of logs of jobs.
+        logs: how many files there are of logs.
         processes: daemon -> its own and those below it.
         threads: daemon -> of all these processes.
         descriptors: daemon -> of all these processes.
@@ -135,12 +135,12 @@ def footprint(cluster: LocalCluster, directories: Sequence[Path], quorum: str) -
             found.threads[daemon.id] += one.num_threads()
             found.descriptors[daemon.id] += one.num_fds()
         sockets += Path("/tmp").glob(f"penstock-{daemon.pid}-*")
-    logs = cluster.directory / "logs" / "jobs"
+    logs = cluster.directory / "logs"
     for directory in (*directories, *sockets):
         for path in directory.rglob("*"):
             if not path.is_relative_to(logs):
                 found.files[_UNIQUE.sub("*", str(path))] += 1
-    return replace(found, logs=sum(1 for path in logs.glob("*/*")))
+    return replace(found, logs=sum(1 for path in logs.rglob("*.log*")))
 
 
 def assert_jobs_leave_nothing(root: Path, first: int, then: int) -> None:

@@ -1,0 +1,1 @@
+"""Traces: what took how long, told to a collector that speaks OpenTelemetry's protocol."""

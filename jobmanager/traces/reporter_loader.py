@@ -1,0 +1,57 @@
+"""Where traces go. Nothing of OpenTelemetry is imported unless they are on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from jobmanager.traces.span import ReportSpan
+from penstock.config import Configuration
+from penstock.errors import ConfigurationError
+
+_TYPE = "traces.reporter.type"
+_ENDPOINT = "traces.reporter.otel.exporter.endpoint"
+
+
+def _do_nothing() -> None:
+    """There is nothing to be sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """Where spans go.
+
+    Attributes:
+        report: takes them; None = nothing is traced.
+        close: sends what is left, as far as that takes no time.
+    """
+
+    report: ReportSpan | None = None
+    close: Callable[[], None] = _do_nothing
+
+
+def load_reporter(config: Configuration, cluster_id: str) -> Traces:
+    """What is configured.
+
+    Raises:
+        ConfigurationError: it cannot be had.
+    """
+    if config.traces_reporter_type == "none":
+        return Traces()
+    endpoint = config.traces_endpoint
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(
+            f"{_ENDPOINT}: {endpoint!r} is no http:// or https:// address, such as http://collector:4318/v1/traces"
+        )
+    try:
+        from jobmanager.traces.otlp_runner import OtlpReporter
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{_TYPE} is otel, but {error.name or error} is not installed here: "
+            "pip install 'penstock[otel]', or set it to none"
+        ) from error
+    timeout_s = config.traces_timeout_ms / 1000
+    reporter = OtlpReporter(endpoint, timeout_s, config.jobmanager_id, cluster_id)
+    return Traces(reporter.report, reporter.close)
