@@ -36,11 +36,6 @@ class DeletionQueue:
         self._released: dict[str, None] = {}
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether a ``DeleteFiles`` has not come to its end."""
-        return bool(self._under_way)
-
-    @property
     def path_count(self) -> int:
         """Paths that are not deleted yet."""
         return len(self._waiting) + len(self._under_way) + len(self._again)

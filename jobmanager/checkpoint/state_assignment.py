@@ -233,21 +233,6 @@ def assign_keyed(
     return assigned
 
 
-def assign_split(lists: Sequence[Sequence[T]], parallelism: int) -> list[list[T]]:
-    """A list whose items are dealt out, per new subtask.
-
-    Args:
-        lists: items per old subtask, by its index; empty where it had none.
-        parallelism: number of new subtasks.
-    """
-    _check_parallelism(parallelism)
-    if len(lists) == parallelism:
-        return [list(items) for items in lists]
-    items = [item for own in lists for item in own]
-    bounds = [index * len(items) // parallelism for index in range(parallelism + 1)]
-    return [items[bounds[index] : bounds[index + 1]] for index in range(parallelism)]
-
-
 def assign_by_size(
     lists: Sequence[Sequence[T]], parallelism: int, size_of: Callable[[T], int]
 ) -> list[list[T]]:

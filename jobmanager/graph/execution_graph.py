@@ -222,12 +222,6 @@ class ExecutionGraph:
         return all(attempt.state is AttemptState.FINISHED for attempt in self.current())
 
     @property
-    def all_running_or_finished(self) -> bool:
-        """True when none that has been scheduled is still on its way to RUNNING."""
-        states = {attempt.state for attempt in self.current()}
-        return states <= {AttemptState.CREATED, AttemptState.RUNNING, AttemptState.FINISHED}
-
-    @property
     def all_done_or_waiting(self) -> bool:
         """True when the end of the data has been reached everywhere."""
         return all(attempt.done_or_waiting for attempt in self.current())

@@ -44,7 +44,17 @@ _GOES_ON = (
 
 def can_go_on(plan: JobPlan) -> bool:
     """Whether attempts of a job can go on under another JobManager: where no exchange is blocking, since who holds
-    which complete partitions was known to the JobManager only, and where no subtask may have two attempts."""
+    which complete partitions was known to the JobManager only, and where no subtask may have two attempts.
+
+    Example:
+        >>> from jobmanager.graph.job_plan import EdgePlan, Partitioning, VertexPlan
+        >>> vertices = (VertexPlan("read", parallelism=2), VertexPlan("count", parallelism=2))
+        >>> def goes_on(exchange: Exchange) -> bool:
+        ...     edge = EdgePlan("e", "read", "count", Partitioning.HASH, exchange)
+        ...     return can_go_on(JobPlan(vertices, (edge,)))
+        >>> goes_on(Exchange.PIPELINED), goes_on(Exchange.BLOCKING)
+        (True, False)
+    """
     is_blocking = any(edge.exchange is Exchange.BLOCKING for edge in plan.edges)
     return not is_blocking and not any(
         vertex.allows_rivals and plan.is_batch for vertex in plan.vertices

@@ -8,7 +8,6 @@ from common.pb import internal_pb2
 from jobmanager.partitions.held_partitions import HeldPartition, Holdings
 from jobmanager.partitions.promoted import PromotedPartitions, PromotedSet
 from jobmanager.stores.shared_spill_store import partition_of
-from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 
 
@@ -60,16 +59,6 @@ def partition_details(taskmanager_id: str, held: HeldPartition) -> client_pb2.Pa
         rows=held.rows,
         size_bytes=held.size_bytes,
         promoted_as=held.promoted_as,
-    )
-
-
-def partition_message(partition_id: PartitionId) -> internal_pb2.PartitionId:
-    """The id as TaskManagers are told it."""
-    return internal_pb2.PartitionId(
-        edge_id=partition_id.edge_id,
-        vertex=partition_id.vertex,
-        subtask_index=partition_id.subtask_index,
-        attempt=partition_id.attempt,
     )
 
 

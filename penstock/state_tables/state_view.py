@@ -93,11 +93,6 @@ class StateView:
         fields.append(pa.field(self.key_group_name, pa.int32()))
         self.schema = pa.schema(fields)
 
-    @property
-    def has_namespaces(self) -> bool:
-        """Rows are in windows, or other parts of time."""
-        return bool(self._namespace_names)
-
     def shown(self, namespace: int, stored: pa.RecordBatch) -> pa.RecordBatch:
         """Stored rows, none of them removed, as rows of the table.
 

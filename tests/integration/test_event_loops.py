@@ -1,5 +1,5 @@
-"""Aim: no event loop of a daemon makes, lists or removes a directory: on a disk that is slow, or that holds a hundred
-thousand files, all its heartbeats and calls would wait for that.
+"""Aim: no event loop of a daemon makes, lists or removes a directory, or opens a file of a store: on a disk that is
+slow, or that holds a hundred thousand files, all its heartbeats and calls would wait for that.
 
 Method: real daemons, in each of which the interpreter tells of such calls by its audit events, go through the life of
 jobs: code that is shipped, state and kept rows on disk, checkpoints, a savepoint, a failure, a cancellation, a stop,
@@ -55,7 +55,7 @@ def build(env: ps.Environment, output: Path) -> None:
     counts.write_parquet(output)
 
 
-def test_no_event_loop_touches_directories(watched: LocalCluster, tmp_path: Path) -> None:
+def test_no_event_loop_touches_directories_and_files(watched: LocalCluster, tmp_path: Path) -> None:
     daemons = watched.daemons()
     [address] = [one.address for one in daemons if one.role == "jobmanager"]
     taskmanagers = [one.pid for one in daemons if one.role == "taskmanager"]

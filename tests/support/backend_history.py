@@ -33,6 +33,7 @@ from taskmanager.state.group_columns import group_column
 from taskmanager.state.group_table import GroupTable, TableRows
 from taskmanager.state.hashmap import cell_columns, map_column, timer_table
 from taskmanager.state.instances import InstanceTable
+from taskmanager.state.rocksdb.spilled_table import SpilledKeyedTable
 from taskmanager.state.rocksdb.write_queue_runner import EntryWriter
 from taskmanager.state.row_table import RowDescriptor
 from tests.support.backend_job import BACKENDS, MAX_PARALLELISM, BackendJob, Subtask
@@ -147,6 +148,13 @@ def _empty() -> Model:
     states: Model = {name: {} for name in GROUPS}
     states |= {descriptor.name: {} for descriptor in COLUMNS}
     return states | {"rows": {}, "sessions": {}, "counts": {}, "timers": set(), "watermark": 0}
+
+
+def load_all(table: Any) -> None:
+    """Brings all keys into memory, where a database has some."""
+    if isinstance(table, SpilledKeyedTable) and not table._is_complete:
+        for names, _ in table._home.reader.scan(*partition_bounds(table.partition)):
+            table._load(table._keys_of(names))
 
 
 class BackendHistory:
@@ -733,7 +741,7 @@ class BackendHistory:
                 if side.kind == "hashmap":
                     held = [e for *_, slot in backend._slots() for e in _exports(slot.table)]
                 else:
-                    held = [e for table in backend._stored.opened() for e in _exports(table)]
+                    held = [e for table in backend._opened() for e in _exports(table)]
                     assert not len(backend._queue)
                     assert not list(backend._environment.work_directory.glob("links-*"))
                     alive = {partition.number for partition in backend._catalog.all_partitions()}
@@ -801,15 +809,13 @@ class BackendHistory:
 
     def _session_content(self, backend: KeyedStateBackend) -> dict[tuple[Key, int], Any]:
         table = self.sessions(backend)
-        if hasattr(table, "load_all"):
-            table.load_all()
+        load_all(table)
         bound = table.numbers.bound
         return _session_rows(table, np.flatnonzero(table._end[:bound] != 2**63 - 1))
 
     def _count_content(self, backend: KeyedStateBackend) -> dict[Key, Any]:
         table = self.counts(backend)
-        if hasattr(table, "load_all"):
-            table.load_all()
+        load_all(table)
         indices = np.arange(len(table))
         keys = table.keys(indices)
         found = {}

@@ -20,7 +20,6 @@ from penstock.storage.entries.entry_keys import (
     decoded_keys,
     entry_keys,
     entry_order,
-    partition_bounds,
 )
 from penstock.storage.entries.keyed_values import keyed_batch, split_numbers
 from penstock.storage.entries.row_values import check_storable
@@ -161,12 +160,6 @@ class KeyedSpill(SpilledTable):
     def evict(self, *, everything: bool) -> None:
         """Forgets what is in memory as soon as nobody holds numbers of it."""
         self._needs_room = True
-
-    def load_all(self) -> None:
-        """Brings all keys into memory, for tests and tools."""
-        if not self._is_complete:
-            for names, _ in self._home.reader.scan(*partition_bounds(self.partition)):
-                self._load(self._keys_of(names))
 
     def _frozen(self) -> FrozenPart:
         self.is_stored = True

@@ -10,7 +10,7 @@ The caches, with RocksDB's block cache and write buffers, are one user of the sl
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from threading import Lock
@@ -26,16 +26,11 @@ from penstock.storage.entries.run_states import COLUMN_PREFIX
 from penstock.storage.key_groups import key_group_range
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.backend import (
-    AggregateDescriptor,
     BackendEnvironment,
     BackendSnapshot,
     KeySpace,
-    TimerTable,
 )
-from taskmanager.state.count_table import CountTable
 from taskmanager.state.descriptors import StateDescriptor
-from taskmanager.state.group_table import GroupTable
-from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.key_space import StoredKeySpace
 from taskmanager.state.rocksdb.migrated_entries import MigratedEntries
@@ -47,15 +42,13 @@ from taskmanager.state.rocksdb.slot_memory_store import slot_memory
 from taskmanager.state.rocksdb.snapshot_store import RocksDBSnapshot
 from taskmanager.state.rocksdb.stored_tables import WHOLE, StoredTables
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, FrozenPart, WriteQueue
-from taskmanager.state.row_table import RowDescriptor, RowTable
-from taskmanager.state.session_table import SessionTable
 from taskmanager.state.state_sizes import StateSizes
 
 FREEZES_MAX: Final = 3
 """Snapshots that may wait to be written."""
 
 
-class RocksDBStateBackend:
+class RocksDBStateBackend(StoredTables):
     """State of one operator in one subtask.
 
     Args:
@@ -70,20 +63,17 @@ class RocksDBStateBackend:
         self._key_groups = key_group_range(
             environment.subtask_index, environment.parallelism, environment.max_parallelism
         )
-        self._owner = f"{environment.operator_name} (uid {environment.operator_uid})"
+        owner = f"{environment.operator_name} (uid {environment.operator_uid})"
         self._slot_memory = slot_memory(environment.memory)
         opened = open_state(environment, self._key_groups, self._slot_memory, process_kernels())
-        self._database, self._catalog = opened.database, opened.catalog
-        self._ledger = opened.ledger
+        self._database, self._ledger = opened.database, opened.ledger
         self._queue = WriteQueue(self._database)
         self._link_numbers = count(1)
         home = TableHome(self._database, self, self._key_groups, environment.max_parallelism)
-        self._migrated = MigratedEntries(self._catalog, self._database)
-        self._stored = StoredTables(self._catalog, home, self._owner, self._migrated)
+        migrated = MigratedEntries(opened.catalog, self._database)
+        super().__init__(opened.catalog, home, owner, migrated)
         self._slot_memory.join()
-        self._memory_user = environment.memory.register(
-            f"{self._owner} (rocksdb)", self.memory_bytes
-        )
+        self._memory_user = environment.memory.register(f"{owner} (rocksdb)", self.memory_bytes)
         self._cache_bytes = 0
         self._key_space: StoredKeySpace | None = None
         self._pacer = Pacer(environment.clock)
@@ -99,53 +89,6 @@ class RocksDBStateBackend:
         """The key-groups of this subtask."""
         return self._key_groups
 
-    def group_table(self, name: str, namespace: int, descriptor: AggregateDescriptor) -> GroupTable:
-        """Aggregates per key of a namespace; empty where there are none yet.
-
-        Raises:
-            TaskFailure: it was restored with other types.
-        """
-        return self._stored.groups(name, namespace, descriptor)
-
-    def row_table(self, name: str, namespace: int, descriptor: RowDescriptor) -> RowTable:
-        """Rows of a namespace; empty where there are none yet.
-
-        Raises:
-            TaskFailure: it was restored with other types.
-            Unrecoverable: rows with such columns cannot be kept.
-        """
-        return self._stored.rows(name, namespace, descriptor)
-
-    def session_table(
-        self,
-        name: str,
-        key_types: Sequence[pa.DataType],
-        gap_ms: int,
-        new_contents: Callable[[], InstanceState],
-    ) -> SessionTable:
-        """The open sessions of all keys, with what they hold.
-
-        Raises:
-            TaskFailure: they were restored with other types.
-            Unrecoverable: what they hold cannot be kept.
-        """
-        return self._stored.sessions(name, key_types, gap_ms, new_contents)
-
-    def count_table(
-        self,
-        name: str,
-        key_types: Sequence[pa.DataType],
-        new_contents: Callable[[], InstanceState],
-        ttl_ms: int = 0,
-    ) -> CountTable:
-        """The open count windows of all keys, with what they hold.
-
-        Raises:
-            TaskFailure: they were restored with other types.
-            Unrecoverable: what they hold cannot be kept.
-        """
-        return self._stored.counts(name, key_types, new_contents, ttl_ms)
-
     def key_space(self, key_types: Sequence[pa.DataType]) -> KeySpace:
         """The objects of all keys; one per operator."""
         if self._key_space is None:
@@ -154,14 +97,6 @@ class RocksDBStateBackend:
             )
         assert self._key_space.key_types == tuple(key_types), "one key space per operator"
         return self._key_space
-
-    def timer_table(self, name: str, key_types: Sequence[pa.DataType]) -> TimerTable:
-        """Timers of all keys.
-
-        Raises:
-            TaskFailure: it was restored with other types.
-        """
-        return self._stored.timers(name, key_types)
 
     def namespaces(self, name: str) -> list[int]:
         """Namespaces of a state that exist, ascending; restored ones included."""
@@ -284,7 +219,7 @@ class RocksDBStateBackend:
 
     def _freeze(self, link_to: Path | None) -> Freeze:
         parts: list[FrozenPart] = []
-        for table in self._stored.opened():
+        for table in self._opened():
             part = table.freeze()
             if part is not None:
                 parts.append(part)
@@ -301,7 +236,7 @@ class RocksDBStateBackend:
         finally:
             self._pacer.relax()
         goal = -1 if everything else self._slot_memory.cache_bytes // 2
-        for table in sorted(self._stored.opened(), key=lambda table: -table.memory_bytes()):
+        for table in sorted(self._opened(), key=lambda table: -table.memory_bytes()):
             if self._cache_bytes <= goal:
                 return
             table.evict(everything=everything)

@@ -1,4 +1,4 @@
-"""The tables of a database, made when an operator asks for them first."""
+"""The tables of a backend, made when an operator asks for them first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WHOLE: Final = 0
 
 
 class StoredTables:
-    """The tables of an operator. Every method raises ``TaskFailure`` where a state was restored with
+    """The part of a backend that has the tables. Every method raises ``TaskFailure`` where a state was restored with
     other types, and ``Unrecoverable`` where values of a type cannot be kept.
 
     Args:
@@ -48,12 +48,12 @@ class StoredTables:
         self._owner = owner
         self._migrated = migrated
 
-    def opened(self) -> list[StoredTable]:
+    def _opened(self) -> list[StoredTable]:
         """Those that were asked for."""
         partitions = self._catalog.all_partitions()
         return [partition.table for partition in partitions if partition.table is not None]
 
-    def groups(
+    def group_table(
         self, name: str, namespace: int, descriptor: AggregateDescriptor
     ) -> StoredGroupTable:
         """Aggregates per key."""
@@ -65,7 +65,7 @@ class StoredTables:
             ),
         )
 
-    def rows(self, name: str, namespace: int, descriptor: RowDescriptor) -> StoredRowTable:
+    def row_table(self, name: str, namespace: int, descriptor: RowDescriptor) -> StoredRowTable:
         """Rows of a namespace."""
         return self._table(
             name,
@@ -79,7 +79,7 @@ class StoredTables:
             ),
         )
 
-    def sessions(
+    def session_table(
         self,
         name: str,
         key_types: Sequence[pa.DataType],
@@ -104,12 +104,12 @@ class StoredTables:
 
         return self._table(name, WHOLE, make)
 
-    def counts(
+    def count_table(
         self,
         name: str,
         key_types: Sequence[pa.DataType],
         new_contents: Callable[[], InstanceState],
-        ttl_ms: int,
+        ttl_ms: int = 0,
     ) -> StoredCountTable:
         """Open count windows."""
         return self._table(
@@ -125,7 +125,7 @@ class StoredTables:
             ),
         )
 
-    def timers(self, name: str, key_types: Sequence[pa.DataType]) -> StoredTimerTable:
+    def timer_table(self, name: str, key_types: Sequence[pa.DataType]) -> StoredTimerTable:
         """Timers."""
         return self._table(
             name,

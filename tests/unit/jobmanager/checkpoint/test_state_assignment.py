@@ -16,7 +16,6 @@ from jobmanager.checkpoint.state_assignment import (
     assign_broadcast,
     assign_by_size,
     assign_keyed,
-    assign_split,
     assign_union,
     check_max_parallelism,
 )
@@ -98,22 +97,10 @@ def test_wrong_numbers_are_refused() -> None:
     with pytest.raises(JobRejected):
         assign_keyed([], 11, 10)
     with pytest.raises(ValueError, match="at least 1"):
-        assign_split([], 0)
+        assign_union([], 0)
     with pytest.raises(Unrecoverable, match="set it back to 128"):
         check_max_parallelism("count", 128, 256)
     check_max_parallelism("count", 128, 128)
-
-
-@given(lists, parallelisms)
-def test_split_deals_out_evenly_and_in_order(old: list[list[int]], parallelism: int) -> None:
-    assigned = assign_split(old, parallelism)
-    assert [item for own in assigned for item in own] == [item for own in old for item in own]
-    if len(old) == parallelism:
-        assert assigned == old
-    else:
-        sizes = [len(own) for own in assigned]
-        assert len(sizes) == parallelism
-        assert max(sizes) - min(sizes) <= 1
 
 
 @given(lists, parallelisms)
