@@ -5,12 +5,14 @@
 A savepoint of a ``ValueState`` (an integer key, a text of 40 letters) in two ranges of key-groups. Prints one JSON object:
 ``mb`` of its files, and MB of them per second: ``read_mb_s`` as a DataFrame into Spark's sink that keeps nothing,
 ``parquet_mb_s`` of the same rows as Parquet by Spark's own reader in the same run, ``write_mb_s`` of the DataFrame of that
-Parquet into a new savepoint. Starting the session is not counted; the first of each is not, either.
+Parquet into a new savepoint. ``..._mb_per_cpu_s`` are MB per CPU second of this process, the JVM and its workers
+together, which other work on the machine changes less. Starting the session is not counted; the first of each is not, either.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
 import penstock as ps
@@ -59,11 +62,24 @@ def batches(count: int) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"k": pa.array(range(start, start + rows)), "value": texts})
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """How long it takes."""
-    started_s = time.perf_counter()
+def seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """How long it takes, and how many CPU seconds of all processes."""
+    started_s, cpu_s = time.perf_counter(), _cpu_seconds()
     work()
-    return time.perf_counter() - started_s
+    return time.perf_counter() - started_s, _cpu_seconds() - cpu_s
+
+
+def _cpu_seconds() -> float:
+    """Of this process, and those that it has started and their workers."""
+    own = psutil.Process()
+    total = 0.0
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            spent = process.cpu_times()
+            total += spent.user + spent.system
+            if process != own:  # workers that have ended
+                total += spent.children_user + spent.children_system
+    return total
 
 
 def _session(cores: int) -> Any:
@@ -97,19 +113,18 @@ def measure(directory: Path, size_mb: int, cores: int) -> dict[str, float]:
         plain = str(directory / "plain")
         state.select("k", "value").write.parquet(plain)
         parquet = spark.read.parquet(plain)
-        read_s = seconds(lambda: state.write.format("noop").mode("overwrite").save())
-        plain_s = seconds(lambda: parquet.write.format("noop").mode("overwrite").save())
+        read = seconds(lambda: state.write.format("noop").mode("overwrite").save())
+        plain_read = seconds(lambda: parquet.write.format("noop").mode("overwrite").save())
         given = {"kept": {"text": parquet}}
-        write_s = seconds(lambda: ps.write_savepoint(directory / "second", given, job=env))
+        write = seconds(lambda: ps.write_savepoint(directory / "second", given, job=env))
     finally:
         spark.stop()
-    return {
-        "mb": round(of_files, 1),
-        "rows": rows,
-        "read_mb_s": round(of_files / read_s, 1),
-        "parquet_mb_s": round(of_files / plain_s, 1),
-        "write_mb_s": round(of_files / write_s, 1),
+    rates = {
+        f"{name}_{unit}": round(of_files / taken, 1)
+        for name, both in (("read", read), ("parquet", plain_read), ("write", write))
+        for unit, taken in zip(("mb_s", "mb_per_cpu_s"), both, strict=True)
     }
+    return {"mb": round(of_files, 1), "rows": rows, **rates}
 
 
 def main() -> None:

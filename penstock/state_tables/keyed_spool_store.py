@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from penstock.errors import JobRejected
 from penstock.pb import checkpoint_pb2
 from penstock.state_tables.state_view import StateView
 from penstock.storage.blobs import Blob
@@ -33,6 +34,7 @@ from penstock.storage.run_writer import SegmentWriter
 LIMIT_BYTES: Final = 64 << 20
 """Of rows that wait in memory; with the range that is being written about twice as much is used."""
 _RANGES_MAX: Final = 64
+_CHUNK_ROWS: Final = 1 << 16
 _NAMESPACE: Final = "__namespace"
 
 
@@ -153,23 +155,30 @@ class KeyedSpool:
         """Moves what waits in memory into files."""
         self._is_spilled = True
         ranges = self.ranges()
-        starts = np.array([one.start for one in ranges])
+        # Few small numbers: they are sorted digit by digit.
+        places = np.arange(len(ranges), dtype=np.uint8)
+        range_of = np.repeat(places, [len(one) for one in ranges])
         for place, table in enumerate(self._tables):
-            for batch in _combined(table.waiting):
-                which = np.searchsorted(starts, batch.column(0).to_numpy(), side="right") - 1
-                order = np.argsort(which, kind="stable")
-                rows = batch.take(pa.array(order))
-                bounds = np.searchsorted(which[order], np.arange(len(ranges) + 1))
-                for index in np.flatnonzero(np.diff(bounds)).tolist():
-                    start, stop = int(bounds[index]), int(bounds[index + 1])
-                    self._append(place, index, rows.slice(start, stop - start))
+            parts: list[list[pa.RecordBatch]] = [[] for _ in ranges]
+            for batch in _in_chunks(table.waiting):
+                which = range_of[batch.column(0).to_numpy()]
+                rows = batch.take(pa.array(np.argsort(which, kind="stable")))
+                start = 0
+                for index, count in enumerate(np.bincount(which, minlength=len(ranges)).tolist()):
+                    if count:
+                        parts[index].append(rows.slice(start, count))
+                    start += count
             table.waiting = []
+            for index, some in enumerate(parts):
+                if some:
+                    self._append(place, index, some)
         self._waiting_bytes = 0
 
-    def _append(self, table: int, index: int, rows: pa.RecordBatch) -> None:
+    def _append(self, table: int, index: int, batches: Sequence[pa.RecordBatch]) -> None:
         path = self._path(table, index)
-        with path.open("ab") as file, pa.ipc.new_stream(file, rows.schema) as writer:
-            writer.write_batch(rows)
+        with path.open("ab") as file, pa.ipc.new_stream(file, batches[0].schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
 
     def _path(self, table: int, index: int) -> Path:
         return self._directory / f"{self._instance}-{table}-{index}.arrow"
@@ -192,7 +201,9 @@ class KeyedSpool:
         for rows in _combined(batches):
             self._check_once(rows, table.view)
             namespaces = rows.column(1).to_numpy()
-            order = np.lexsort((rows.column(0).to_numpy(), namespaces))
+            order = np.argsort(rows.column(0).to_numpy(), kind="stable")
+            if (namespaces != namespaces[0]).any():
+                order = order[np.argsort(namespaces[order], kind="stable")]
             rows = rows.take(pa.array(order))
             found = namespaces[order]
             bounds = [0, *(np.flatnonzero(np.diff(found)) + 1).tolist(), len(found)]
@@ -213,6 +224,8 @@ class KeyedSpool:
         if not identity:
             return
         columns = [rows.column(1), *(rows.column(name) for name in identity)]
+        if not _may_repeat(columns):
+            return
         keys = encode_keys(columns)
         assert keys.data is not None, "several columns are encoded as bytes"
         assert keys.offsets is not None
@@ -229,8 +242,30 @@ class KeyedSpool:
         raise StateError(f"{self._where}, state {view.name!r}: {told} is there twice")
 
 
+def _may_repeat(columns: Sequence[pa.Array]) -> bool:
+    """False where all rows differ, which their hashes say at a fraction of the cost of comparing them."""
+    try:
+        hashes = np.sort(hash_columns(columns))
+    except JobRejected:
+        return True  # of a type that is no key
+    return bool((hashes[1:] == hashes[:-1]).any())
+
+
 def _key_columns(identity: Sequence[str]) -> list[str]:
     return [name for name in identity if name.startswith("key_")]
+
+
+def _in_chunks(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches that are large enough to be dealt out, and small enough for the processor's cache."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= _CHUNK_ROWS:
+            yield from _combined(waiting)
+            waiting, rows = [], 0
+    yield from _combined(waiting)
 
 
 def _combined(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:

@@ -116,6 +116,21 @@ def test_what_is_larger_than_memory_goes_through_files(
         ps.write_savepoint(tmp_path / "twice", {"states": {"sums": tables}}, base=base)
 
 
+def test_keys_that_only_hash_alike_are_not_there_twice(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def alike(columns: list[pa.Array]) -> np.ndarray:
+        return np.zeros(len(columns[0]), np.uint64)
+
+    table = ps.open_state(base).read("states", "sums")
+    monkeypatch.setattr(keyed_spool_store, "hash_columns", alike)
+    assert len(table) > 1
+    ps.write_savepoint(tmp_path / "new", {"states": {"sums": table}}, base=base)
+    tables = pa.concat_tables([table, table.slice(1, 1)])
+    with pytest.raises(ps.StateError, match="is there twice"):
+        ps.write_savepoint(tmp_path / "twice", {"states": {"sums": tables}}, base=base)
+
+
 def test_states_are_replaced_added_and_dropped(base: Path, tmp_path: Path) -> None:
     build(job := ps.Environment(parallelism=1), tmp_path / "out")
     before = content(base)
