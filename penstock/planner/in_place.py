@@ -40,7 +40,7 @@ class FilesInPlace:
             for node in nodes
             if isinstance(node.operation, SparkStage)
             for position, given in enumerate(node.inputs)
-            if not given.tag and _is_read_in_place(given.node)
+            if not given.tag and is_read_in_place(given.node)
         }
         self._left_out = {
             index
@@ -102,7 +102,8 @@ class FilesInPlace:
         spec.output_uid = sink.uid
 
 
-def _is_read_in_place(node: Node) -> bool:
+def is_read_in_place(node: Node) -> bool:
+    """Whether a stage that reads a node's output alone, as it is, is given the files of it."""
     if not isinstance(node.operation, ReadSource):
         return False
     spec = node.operation.spec

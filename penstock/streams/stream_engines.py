@@ -20,8 +20,14 @@ from penstock.graph.logical import (
     input_schema,
 )
 from penstock.naming import nearest_hint
+from penstock.planner.in_place import is_read_in_place
 from penstock.pushdown.part_compiler import PENSTOCK, SPARK, PartInput, compile_part, is_begin
-from penstock.rows.spark_types import check_for_spark, check_from_spark
+from penstock.rows.spark_types import (
+    NotCarriedError,
+    carried_schema,
+    check_for_spark,
+    check_from_spark,
+)
 from penstock.streams.job_builder import JobBuilder
 from penstock.streams.updates import check_no_updates
 
@@ -106,10 +112,12 @@ def spark_part(builder: JobBuilder, target: NodeInput) -> NodeInput:
 
 
 def _read(builder: JobBuilder, given: PartInput) -> NodeInput:
-    """An input with the columns that the part needs."""
+    """An input with the columns that the part needs; of files that Spark reads itself, it leaves out the others itself."""
     source = replace(given.source, routing=ANY_ROUTING)
     schema = input_schema(source)
-    if given.columns.names == schema.names:
+    if given.columns.names == schema.names or (
+        not source.tag and is_read_in_place(source.node) and _is_carried(schema)
+    ):
         return source
     kept = builder.add(
         Project(tuple((name, col(name)) for name in given.columns.names)),
@@ -120,6 +128,15 @@ def _read(builder: JobBuilder, given: PartInput) -> NodeInput:
         is_inserted=True,
     )
     return NodeInput(kept)
+
+
+def _is_carried(schema: pa.Schema) -> bool:
+    """Whether Spark can have all of the columns."""
+    try:
+        carried_schema(schema)
+    except NotCarriedError:
+        return False
+    return True
 
 
 def sinks_on_spark(builder: JobBuilder, sinks: Sequence[Node]) -> list[Node]:

@@ -38,6 +38,7 @@ def bids(directory: Path) -> Path:
                 "ts": dt.datetime(2024, 3, 31, tzinfo=dt.UTC)
                 + dt.timedelta(milliseconds=numbers.randrange(60_000)),
                 "Price": numbers.random(),
+                "note": "not read",
             }
             for _ in range(500)
         ]

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
@@ -108,6 +110,19 @@ def test_a_part_is_one_stage_that_reads_what_it_needs() -> None:
     assert {edge.partition_type for edge in graph.edges} == {BLOCKING}
     assert graph.config["spark.sql.ansi.enabled"] == "true"
     assert graph.config["spark.sql.caseSensitive"] == "true"
+
+
+def test_files_beside_a_part_are_sparks_own(tmp_path: Path) -> None:
+    pq.write_table(TABLE.drop_columns(["h", "ns"]), tmp_path / "in.parquet")
+    env = batch()
+    read = env.read_parquet(str(tmp_path / "in.parquet"))
+    read.filter(col("a") > 0).select("k", "A").write_parquet(str(tmp_path / "out"))
+    graph = env.plan(engine="spark").graph
+    assert operators(graph) == ["spark", "write_parquet"]
+    [vertex] = graph.vertices
+    spec = vertex.operators[0].spark
+    assert spec.files[0].source.path == str(tmp_path / "in.parquet")
+    assert spec.output_directory == str(tmp_path / "out")
 
 
 def test_a_part_travels_without_anything_of_the_users() -> None:
