@@ -107,6 +107,7 @@ class Planner:
         )
         self._operators: dict[int, DraftOperator] = {}
         self._narrowed: dict[tuple[int, str, tuple[str, ...]], DraftOutput] = {}
+        self._partials: dict[str, DraftOutput] = {}
 
     def plan(self) -> graph_pb2.JobGraph:
         """Vertices and edges.
@@ -322,7 +323,10 @@ class Planner:
             )
         ):
             return given
-        uid = derived_uid("pre_aggregate", proto.uid, given.source.operator.proto.uid)
+        tag = [given.source.tag] if given.source.tag else []
+        uid = derived_uid("pre_aggregate", proto.uid, given.source.operator.proto.uid, *tag)
+        if uid in self._partials:  # a union has one of its inputs twice
+            return replace(given, source=self._partials[uid])
         # It has the aggregation's name: what fails here is the user's aggregate.
         partial = graph_pb2.Operator(uid=uid, uid_is_generated=True, name=node.name)
         if window is None:
@@ -337,7 +341,8 @@ class Planner:
                 partial.window_aggregate.out_of_orderness_ms = bound_ms
                 partial.deterministic = True
         operator = self._draft.append(partial, given.source, given.source.schema)
-        return replace(given, source=DraftOutput(operator, ""))
+        self._partials[uid] = DraftOutput(operator, "")
+        return replace(given, source=self._partials[uid])
 
     def _is_better_without(self, given: DraftInput) -> bool:
         """Whether consumers can go on when their producer restarts, unless it pre-aggregates."""

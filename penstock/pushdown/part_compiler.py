@@ -81,7 +81,8 @@ def compile_part(target: NodeInput) -> tuple[CompiledPart, tuple[PartInput, ...]
         frames[node.index, ""] = frame
     result = frames[target.node.index, ""]
     steps.add(Select(result.number, as_they_are(input_schema(target).names)))
-    return CompiledPart(len(begins), tuple(steps.done)), tuple(inputs)
+    names = tuple(node.name for node in nodes if not node.is_inserted)
+    return CompiledPart(names, len(begins), tuple(steps.done)), tuple(inputs)
 
 
 def _operators(target: NodeInput) -> list[Node]:

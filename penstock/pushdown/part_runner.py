@@ -27,9 +27,11 @@ class CompiledPart:
     """Steps over the DataFrames that a stage is given, the first of which are frames 0, 1, ...
 
     Attributes:
+        operators: names of the operators that were compiled.
         input_count: how many there are.
     """
 
+    operators: tuple[str, ...]
     input_count: int
     steps: tuple[Step, ...]
 

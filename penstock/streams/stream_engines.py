@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.streams.stream import Stream
 
 _ENGINES = (PENSTOCK, SPARK)
+_SHOWN = 4
 
 
 class StreamEngines:
@@ -104,11 +105,17 @@ def spark_part(builder: JobBuilder, target: NodeInput) -> NodeInput:
     node = builder.add(
         SparkStage(part, timeout_ms=0, cores=0, is_compiled=True),
         tuple(_read(builder, given) for given in inputs),
-        label="spark",
+        label=_label(part.operators),
         schema=schema,
         has_event_time=False,
     )
     return NodeInput(node)
+
+
+def _label(operators: Sequence[str]) -> str:
+    """What the stage is called: after what it does, in short."""
+    shown = operators if len(operators) <= _SHOWN else (*operators[: _SHOWN - 1], "...")
+    return f"spark({', '.join(shown)})" if shown else SPARK
 
 
 def _read(builder: JobBuilder, given: PartInput) -> NodeInput:

@@ -18,6 +18,7 @@ import pytest
 
 import penstock as ps
 from penstock import col
+from tests.integration.spark.test_spark_stages import table_of_types
 from tests.support.engines import (
     Chain,
     assert_same_rows,
@@ -96,7 +97,7 @@ SCALARS = {
     "floats": {
         "by": f / g, "by0": f / 0.0, "by_minus0": 1.0 / g, "down": f // g, "rest": f % g, "down2": f // 0.1,
         "rest2": f % -0.3, "sum": f + g, "product": f * e, "minus": -f, "size": abs(f), "root": f.sqrt(),
-        "floor": f.floor(), "ceil": f.ceil(), "cut": f.trunc(), "even": f.round(), "low": e.floor(), "more": e + 1,
+        "floor": f.floor(), "ceil": f.ceil(), "cut": f.trunc(), "even": f.round(), "low": e.floor(), "more": e + 1, "short": e / e, "short0": e / (e - e),
     },
     "comparisons": {
         "lt": f < g, "le": f <= g, "gt": f > g, "ge": f >= g, "eq": f == g, "ne": f != g, "five": f > 5, "not": ~(f > 5),
@@ -272,7 +273,7 @@ def test_unions_have_all_rows_of_all(session: Any, tmp_path: Path) -> None:
     def chain(left: ps.Stream, right: ps.Stream) -> ps.Stream:
         first = left.with_event_time("ts").select("k", "A", "ts")
         second = right.with_event_time("ts").select("ts", "A", "k").filter(col("A") > 0)
-        both = first.union(second.select("k", "A", "ts"))
+        both = first.union(second.select("k", "A", "ts"), first)
         return both.key_by("k").window(ps.tumbling("5s")).aggregate(n=ps.count(), s=ps.sum("A"))
 
     same_on_both(session, tmp_path, chain, table(), table(ROWS[:4]))
@@ -303,3 +304,10 @@ def test_no_rows_are_no_rows(session: Any, tmp_path: Path) -> None:
 
     assert rows_of_spark(session, chain, [table()], tmp_path) == []
     same_on_both(session, tmp_path, chain)
+
+
+def test_columns_of_other_types_go_through_untouched(session: Any, tmp_path: Path) -> None:
+    def chain(stream: ps.Stream) -> ps.Stream:
+        return stream.filter(col("id") > 0).with_columns(more=col("id") + 1)
+
+    same_on_both(session, tmp_path, chain, table_of_types())

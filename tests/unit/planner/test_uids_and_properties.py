@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import penstock as ps
-from penstock import col
+from penstock import col, testing
 from penstock.errors import JobRejected
 from penstock.graph.operator_checks import is_partial, shown_name
 from penstock.pb import graph_pb2
@@ -184,3 +184,16 @@ def test_pre_aggregation_has_the_name_of_the_users_operator() -> None:
         (partial,) = filter(is_partial, operators)
         assert partial.name == "totals"
         assert plan.graph.vertices[0].name.endswith("pre_aggregate")
+
+
+def test_a_union_may_have_one_stream_twice_in_front_of_an_aggregate() -> None:
+    def chain(stream: ps.Stream) -> ps.Stream:
+        timed = stream.with_event_time("ts")
+        both = timed.union(timed.filter(col("ts") > 1), timed)
+        return both.key_by("a").window(ps.tumbling("1s")).aggregate(n=ps.count())
+
+    rows = [{"a": 1, "ts": 1}, {"a": 2, "ts": 2}, {"a": 1, "ts": 3}]
+    with testing.harness(chain, schema=rows, event_time=False) as job:
+        job.push_many(rows)
+        job.end()
+        assert sorted((row["a"], row["n"]) for row in job.output) == [(1, 5), (2, 3)]

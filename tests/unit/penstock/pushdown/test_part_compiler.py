@@ -118,7 +118,7 @@ def test_files_beside_a_part_are_sparks_own(tmp_path: Path) -> None:
     read = env.read_parquet(str(tmp_path / "in.parquet"))
     read.filter(col("a") > 0).select("k", "A").write_parquet(str(tmp_path / "out"))
     graph = env.plan(engine="spark").graph
-    assert operators(graph) == ["spark", "write_parquet"]
+    assert operators(graph) == ["spark(filter, select)", "write_parquet"]
     [vertex] = graph.vertices
     spec = vertex.operators[0].spark
     assert spec.files[0].source.path == str(tmp_path / "in.parquet")
@@ -138,7 +138,7 @@ def test_a_part_begins_behind_sources_stages_and_what_is_for_penstock() -> None:
     mapped.union(bulk).filter(col("n") > 1).engine("spark").discard()
     graph = env.plan().graph
     assert sorted(operators(graph)) == sorted(
-        ["from_arrow", "map", "from_arrow", "select", "spark", "spark", "discard"]
+        ["from_arrow", "map", "from_arrow", "select", "spark", "spark(union, filter)", "discard"]
     )
     again = source(env).select("k").engine("spark").select(n=col("k").utf8_length())
     assert len(part_of(again.engine("spark")).steps) == 2
@@ -153,11 +153,12 @@ def test_a_whole_job_is_compiled_between_sources_and_sinks() -> None:
     counted.discard()
     source(env).discard()
     graph = env.plan(engine="spark").graph
-    assert operators(graph).count("spark") == 2
+    assert operators(graph).count("spark(drop, filter)") == 1
+    assert operators(graph).count("spark(drop, filter, aggregate)") == 1
     assert operators(graph).count("discard") == 4
     assert not {"filter", "aggregate"} & set(operators(graph))
     # The same job for Penstock is what it was.
-    assert "spark" not in operators(env.plan().graph)
+    assert not any("spark" in name for name in operators(env.plan().graph))
     assert "filter" in operators(env.plan(engine="penstock").graph)
 
 
@@ -291,7 +292,9 @@ def test_streaming_mode_is_refused() -> None:
 def test_keys_that_change_results_are_refused(key: str, value: object) -> None:
     env = batch(**{key: value})
     source(env).select("k").engine("spark").discard()
-    with pytest.raises(JobRejected, match=f"operator 'spark' is compiled for Spark.*{key} is "):
+    with pytest.raises(
+        JobRejected, match=rf"operator 'spark\(select\)' is compiled for Spark.*{key} is "
+    ):
         env.plan()
     env = batch(**{key: value})  # a stage of the user's own may have them
     source(env).select("k").spark(lambda frame: frame, schema={"k": "string"}).discard()
