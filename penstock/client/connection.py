@@ -19,7 +19,7 @@ from penstock.client.announced_tokens import find_token
 from penstock.client.client_tls import ClientTls, open_channel, why_no_channel
 from penstock.client.credentials import token_metadata
 from penstock.client.greeting import check_answer, greeting
-from penstock.client.grpc_errors import error_from_rpc, is_ours, unanswered
+from penstock.client.grpc_errors import UNANSWERED, error_from_rpc, is_ours, unanswered
 from penstock.client.protocol import MESSAGE_SIZE_MAX_BYTES, METADATA_SIZE_MAX_BYTES
 from penstock.client.shielded import shielded
 from penstock.errors import JobManagerUnreachable, NotLeader, ProtocolMismatch, StreamError
@@ -174,8 +174,8 @@ class LeaderConnection:
             if isinstance(ours, NotLeader) and not prefix:
                 self.close()
             return ours
-        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            if code is grpc.StatusCode.UNAVAILABLE and not prefix:
+        if code in UNANSWERED:
+            if code is not grpc.StatusCode.DEADLINE_EXCEEDED and not prefix:
                 # What answered may be gone for good: look for the leader at the next call.
                 self.close()
             where = prefix or f"the JobManager at {', '.join(self._addresses)} does not answer: "

@@ -61,8 +61,10 @@ CLASS_BY_STATUS: Final[dict[grpc.StatusCode, type[StreamError]]] = {
     _Status.UNIMPLEMENTED: errors.ProtocolMismatch,
     _Status.UNAVAILABLE: errors.StoreTransient,
     _Status.DEADLINE_EXCEEDED: errors.StoreTransient,
+    _Status.CANCELLED: errors.StoreTransient,
 }
-"""Status code -> class where the other side named none; else ``StreamError``."""
+"""Status code -> class where the other side named none; else ``StreamError``. A server that is told to end cancels the
+calls that are under way."""
 
 UNANSWERED: Final = frozenset({_Status.UNAVAILABLE, _Status.DEADLINE_EXCEEDED, _Status.CANCELLED})
 """Codes that gRPC itself gives to a call that got no answer."""
@@ -77,6 +79,7 @@ _REASONS: Final = (
         ("Socket closed", "reset", "Broken pipe", "GOAWAY", "EOF", "shutdown"),
         "the connection broke before an answer came",
     ),
+    (("CANCELLED", "Cancelled"), "the other side ended before it answered"),
 )
 """What gRPC writes -> what has happened, the first that fits."""
 _DETAILS_MAX: Final = 100

@@ -98,11 +98,17 @@ def largest_gap_s(notes: Path, start_ns: int) -> float:
     return max(gaps) / 1e9
 
 
+@pytest.mark.parametrize("exchange", ["pipelined", "caching"])
 @pytest.mark.parametrize("told", [signal.SIGKILL, signal.SIGTERM])
-def test_two_hundred_subtasks(cluster: LocalCluster, tmp_path: Path, told: signal.Signals) -> None:
+def test_two_hundred_subtasks(
+    cluster: LocalCluster, tmp_path: Path, told: signal.Signals, exchange: str
+) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()
-    config: dict[str, Any] = {"pipeline.operator-chaining.enabled": "false"}
+    config: dict[str, Any] = {
+        "pipeline.operator-chaining.enabled": "false",
+        "execution.exchange.default": exchange,
+    }
     with ps.Environment(cluster.address, parallelism=PARALLELISM, config=config) as env:
         began = time.monotonic()
         handle = submitted(env, notes)
@@ -127,7 +133,7 @@ def test_two_hundred_subtasks(cluster: LocalCluster, tmp_path: Path, told: signa
             client.cancel(handle.job_id)
         pauses_s, gap_s = largest_gap_s(notes, before_ns), largest_gap_s(notes, killed_ns)
         print(
-            f"\n{told.name}: submitted in {accepted - began:.2f} s, scheduled in {scheduled_s:.2f} s; "
+            f"\n{told.name}, {exchange}: submitted in {accepted - began:.2f} s, scheduled in {scheduled_s:.2f} s; "
             f"ended in {ended_s:.2f} s, next leader answers after {leads_s:.2f} s, all adopted {adopted_s:.2f} s later; "
             f"largest gap {gap_s:.2f} s, {pauses_s:.2f} s without a takeover"
         )

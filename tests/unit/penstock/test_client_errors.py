@@ -103,6 +103,9 @@ def test_unlisted_subclasses_and_foreign_statuses() -> None:
     foreign = error_from_status(grpc.StatusCode.UNAVAILABLE, "Socket closed", ())
     assert type(foreign) is errors.StoreTransient
     assert str(foreign) == "the connection broke before an answer came"
+    ended = error_from_status(grpc.StatusCode.CANCELLED, "CANCELLED", ())
+    assert type(ended) is errors.StoreTransient, "it was told to end: another may answer"
+    assert str(ended) == "the other side ended before it answered"
     newer = error_from_status(
         grpc.StatusCode.ABORTED, "m", (("penstock-error-class", "FromTheFuture"),)
     )
@@ -207,6 +210,32 @@ def test_a_jobmanager_of_another_protocol() -> None:
         pytest.raises(errors.ProtocolMismatch, match=r"penstock 9\.9.*speaks protocol 99"),
     ):
         client.hello()
+
+
+def test_a_call_that_was_under_way_as_the_leader_ended_is_made_again() -> None:
+    class Ending(client_pb2_grpc.JobManagerServicer):
+        calls = 0
+
+        def Hello(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+            return client_pb2.HelloResponse(protocol_version=1)
+
+        def ListJobs(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+            self.calls += 1
+            if self.calls == 1:
+                context.abort(grpc.StatusCode.CANCELLED, "CANCELLED")  # as a server that stops does
+            return client_pb2.ListJobsResponse()
+
+    def add(server: grpc.Server) -> None:
+        client_pb2_grpc.add_JobManagerServicer_to_server(Ending(), server)
+
+    with grpc_server(add) as address, Client(f"{address},127.0.0.1:{free_port()}") as client:
+        assert client.jobs() == []
+    with (
+        grpc_server(add) as address,
+        Client(address) as alone,
+        pytest.raises(errors.JobManagerUnreachable, match="ended before it answered"),
+    ):
+        alone.jobs()
 
 
 @contextmanager
