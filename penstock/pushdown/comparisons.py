@@ -5,10 +5,12 @@ To Spark NaN equals itself and is greater than all numbers, and an integer besid
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.pushdown.sql_text import NotCompiledError, cast
 from penstock.pushdown.values import CAST_FIRST, Value, is_text
+from penstock.rows.spark_types import DECIMAL_DIGITS_MAX
 
 _MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 COMPARISONS = frozenset(_MIRRORED)
@@ -49,11 +51,22 @@ def _check_comparable(left: Value, right: Value) -> None:
     if pt.is_null(a) or pt.is_null(b):
         return
     numbers = all(pt.is_integer(k) or pt.is_float32(k) or pt.is_float64(k) for k in (a, b))
-    exact = all(pt.is_integer(k) or pt.is_decimal128(k) for k in (a, b))
+    exact = all(pt.is_integer(k) or pt.is_decimal128(k) for k in (a, b)) and (
+        a == b or _digits_together(a, b) <= DECIMAL_DIGITS_MAX
+    )
     times = pt.is_timestamp(a) and pt.is_timestamp(b) and bool(a.tz) == bool(b.tz)
     same = a == b and (pt.is_boolean(a) or pt.is_date32(a) or pt.is_binary(a))
     if not (numbers or exact or times or same or (is_text(a) and is_text(b))):
         raise NotCompiledError(f"a comparison of {a} with {b}; {CAST_FIRST}")
+
+
+def _digits_together(a: pa.DataType, b: pa.DataType) -> int:
+    """How many digits a decimal has that holds values of both types, decimals or integers."""
+    sizes = [
+        (kind.precision - kind.scale, kind.scale) if pt.is_decimal(kind) else (20, 0)
+        for kind in (a, b)
+    ]
+    return max(whole for whole, _ in sizes) + max(scale for _, scale in sizes)
 
 
 def _nan_aside(symbol: str, left: Value, right: Value, plain: str) -> str:

@@ -195,6 +195,9 @@ REFUSED: dict[str, tuple[Callable[[ps.Stream], Any], str]] = {
     "log": (lambda s: s.select(x=col("f").ln()), "the function 'ln'"),
     "power": (lambda s: s.select(x=col("a") ** 2), r"the function '\*\*'"),
     "decimal /": (lambda s: s.select(x=col("d") / 2), "/ of decimals"),
+    "too many digits": (
+        lambda s: s.select(x=col("d").cast("decimal128(38, 19)") > col("A")), r"a comparison of decimal128\(38, 19\)",
+    ),
     "text to number": (lambda s: s.select(x=col("k").cast("int64")), "a cast from string to int64"),
     "float to text": (lambda s: s.select(x=col("f").cast("string")), "a cast from double to string"),
     "safe cast": (lambda s: s.select(x=col("f").cast("int64", safe=True)), "safe=True"),
