@@ -23,7 +23,7 @@ from penstock.config.spark_keys import (
     spark_text,
 )
 from penstock.errors import ConfigurationError
-from penstock.storage.open_store import open_store
+from penstock.storage.open_store import is_s3, open_store
 from penstock.storage.s3.settings import S3Settings
 
 _TYPES_WITH_EXPONENTIAL_DELAY = (None, "fallback", "exponential-delay", "exponentialdelay")
@@ -97,6 +97,12 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys, S
             open_store(self.high_availability_storage_dir)
         except ConfigurationError as error:
             raise ConfigurationError(f"high-availability.storageDir: {error}") from error
+        storage = self.high_availability_storage_dir
+        if not is_s3(storage) and not Path(storage.removeprefix("file://")).is_absolute():
+            raise ConfigurationError(
+                f"high-availability.storageDir: {storage!r} is a relative path, which JobManagers that were started "
+                "elsewhere would look for elsewhere: give an absolute one, or s3://bucket/prefix"
+            )
         if self.high_availability_zookeeper_client_acl == "creator" and (
             self.high_availability_zookeeper_client_auth == "none"
         ):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Final, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from penstock.config.value_types import DEADLINE_MAX_MS, DurationMs
+
+_SERVER: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+_PORT_MAX: Final = 65535
 
 
 class HighAvailabilityKeys(BaseModel):
@@ -73,3 +77,25 @@ class HighAvailabilityKeys(BaseModel):
         alias="high-availability.zookeeper.client.tolerate-suspended-connections",
         description="A leader that has lost its connection goes on until its session is known to be over.",
     )
+
+    @field_validator("high_availability_zookeeper_quorum")
+    @classmethod
+    def _servers(cls, quorum: str) -> str:
+        """Without blanks; a node below which all others are may stand behind the last server."""
+        servers, separator, node = quorum.partition("/")
+        parts = [part.strip() for part in servers.split(",")] if quorum else []
+        for part in parts:
+            found = _SERVER.fullmatch(part)
+            if found is None or not 0 < int((found[2] or ":1")[1:]) <= _PORT_MAX:
+                raise ValueError(
+                    f"{part!r} is no ZooKeeper server: write HOST:PORT[,HOST:PORT], for example "
+                    "zookeeper-1:2181,zookeeper-2:2181,zookeeper-3:2181"
+                )
+        return ",".join(parts) + separator + node
+
+    @field_validator("high_availability_zookeeper_path_root")
+    @classmethod
+    def _node(cls, path: str) -> str:
+        if {".", ".."} & set(path.split("/")):
+            raise ValueError("no node may be called '.' or '..'")
+        return path

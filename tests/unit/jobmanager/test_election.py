@@ -144,6 +144,13 @@ def test_who_meets_a_newer_leader_ends_and_the_next_epoch_is_above_it() -> None:
         (
             {
                 "high-availability.zookeeper.quorum": "h:1",
+                "high-availability.storageDir": "shared/ha",
+            },
+            "high-availability.storageDir: 'shared/ha' is a relative path",
+        ),
+        (
+            {
+                "high-availability.zookeeper.quorum": "h:1",
                 "high-availability.storageDir": "/ha",
                 "high-availability.zookeeper.client.acl": "creator",
             },
@@ -165,3 +172,30 @@ def test_what_an_election_lacks_is_said_when_a_daemon_starts(
     config = Configuration.from_mapping({"high-availability.type": "zookeeper", **settings})
     with pytest.raises(ConfigurationError, match=text):
         config.check_for_daemons()
+
+
+@pytest.mark.parametrize(
+    "quorum", ["h:abc", "h:99999", "h:0", "a:1,,b:2", "a:1;b:2", "http://a:1", "a b:1", ":2181"]
+)
+def test_a_quorum_that_is_none_is_refused_with_its_key(quorum: str) -> None:
+    told = f"high-availability.zookeeper.quorum = '{quorum}'.*is no ZooKeeper server"
+    with pytest.raises(ConfigurationError, match=told):
+        Configuration.from_mapping({"high-availability.zookeeper.quorum": quorum})
+
+
+@pytest.mark.parametrize(
+    ("quorum", "used"),
+    [
+        ("zk-1:2181, zk-2:2181", "zk-1:2181,zk-2:2181"),
+        ("[::1]:2181,10.0.0.1", "[::1]:2181,10.0.0.1"),
+        ("a:1,b:2/below", "a:1,b:2/below"),
+    ],
+)
+def test_a_quorum_is_used_without_blanks(quorum: str, used: str) -> None:
+    config = Configuration.from_mapping({"high-availability.zookeeper.quorum": quorum})
+    assert config.high_availability_zookeeper_quorum == used
+
+
+def test_no_node_below_the_root_is_called_by_dots() -> None:
+    with pytest.raises(ConfigurationError, match=r"path\.root = '/a/\.\./b'"):
+        Configuration.from_mapping({"high-availability.zookeeper.path.root": "/a/../b"})
