@@ -70,14 +70,21 @@ def client_security() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def connected(addresses: str | None) -> Iterator[Client]:
-    """A client of the cluster that the user means."""
+def connected(addresses: str | None, leader_timeout_s: float | None = None) -> Iterator[Client]:
+    """A client of the cluster that the user means.
+
+    Args:
+        addresses: the ``--jobmanager`` option.
+        leader_timeout_s: how long somebody to lead is waited for; None = as it is configured.
+    """
     config = client_configuration()
     token = load_token(config.security_token_file) or None
     client = Client(
         jobmanager_addresses(addresses),
         token,
-        leader_timeout_s=config.client_timeout_ms / 1000,
+        leader_timeout_s=config.client_timeout_ms / 1000
+        if leader_timeout_s is None
+        else leader_timeout_s,
         tls=ClientTls.of(config),
     )
     with contextlib.closing(client):

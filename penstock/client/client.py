@@ -84,6 +84,11 @@ class Client:
         """Closes the connection and ends the calls on it; a later call opens it again."""
         self._connection.close()
 
+    @property
+    def leader(self) -> str:
+        """Where the JobManager was that has answered last; "" = none has."""
+        return self._connection.leader
+
     # ------------------------------------------------------------ calls
 
     def hello(

@@ -71,6 +71,8 @@ class LeaderConnection:
         """Of each call."""
         self.has_standbys = len(self._addresses) > 1
         """Another JobManager may lead after this one."""
+        self.leader = ""
+        """Where the one is that has answered last."""
         self._connecting = threading.Lock()
         self._lock = threading.Lock()
         self._connected: client_pb2_grpc.JobManagerStub | None = None
@@ -138,6 +140,7 @@ class LeaderConnection:
                     # Whoever has closed the client meanwhile has closed this channel.
                     if self._close_channel is close_channel:
                         self._connected = stub
+                    self.leader = named
                 return stub
         return None
 

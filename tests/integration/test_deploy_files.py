@@ -289,9 +289,12 @@ def test_every_key_of_the_configuration_file_is_known_and_shows_its_default(tmp_
 
 
 def alert_problems(directory: Path, text: str) -> tuple[int, str]:
-    (directory / "alerts.yml").write_text(text)
-    shutil.copy(ROOT / "tests" / "integration" / "deploy" / "alerts_test.yml", directory)
-    return run_tool([require("promtool"), "test", "rules", "alerts_test.yml"], cwd=directory)
+    rules, tests = (directory / name for name in ("deploy/prometheus", "tests/integration/deploy"))
+    for made in (rules, tests):
+        made.mkdir(parents=True, exist_ok=True)
+    (rules / "alerts.yml").write_text(text)
+    shutil.copy(ROOT / "tests/integration/deploy/alerts_test.yml", tests)
+    return run_tool([require("promtool"), "test", "rules", tests / "alerts_test.yml"])
 
 
 def test_alerts_fire_on_what_they_are_for(tmp_path: Path) -> None:

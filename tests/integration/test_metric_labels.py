@@ -6,6 +6,7 @@ Method: a job on real daemons; both endpoints are scraped until they show its su
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -132,5 +133,55 @@ def test_queues_credit_states_and_databases_are_shown(tmp_path: Path, backend: s
             assert 0 < shown["watermark_lag_seconds", "v1", ""] < DEADLINE_S
             has_database = ("rocksdb_block_cache_misses_total", "v1", "") in shown
             assert has_database == (backend == "rocksdb")
+            cancel(handle)
+        cluster.stop()
+
+
+ELSEWHERE = ("penstock_jobmanager_zookeeper_state", "penstock_s3_")
+"""Those that are only there with ZooKeeper, and with S3."""
+
+
+def named_of(address: str) -> set[str]:
+    """All metrics of ours, those too that have no sample yet."""
+    with urlopen(f"http://{address}/metrics", timeout=5) as page:
+        text = page.read().decode()
+    return set(re.findall(r"^# TYPE (penstock_\w+) ", text, re.MULTILINE))
+
+
+def test_every_metric_that_is_documented_is_there_and_no_other(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    table = text[text.index("## Metrics") : text.index("### Alerts")]
+    documented = {
+        name
+        for line in table.splitlines()
+        if line.startswith("| `penstock_")
+        for name in re.findall(r"`(penstock_\w+)", line.split(" | ")[0])
+        if not name.startswith(ELSEWHERE)
+    }
+    assert len(documented) > 80
+
+    def make(start: int, count: int) -> pa.RecordBatch:
+        return pa.record_batch({"a": pa.array(range(start, start + count), pa.int64())})
+
+    config = {"state.backend.type": "rocksdb", "execution.checkpointing.interval": "200ms"}
+    config["execution.checkpointing.dir"] = str(tmp_path / "checkpoints")
+    with site(tmp_path / "site") as place:
+        cluster = DaemonCluster(place)
+        cluster.start(taskmanagers=1, slots=1)
+        with ps.Environment(cluster.jobmanager, parallelism=1, config=config) as env:
+            rows = env.generate(make, rate=200, schema=pa.schema([("a", pa.int64())]))
+            keyed = rows.with_columns(key=ps.col("a") % 7).key_by("key")
+            keyed.process(Counted(), schema={"a": "int64"}).uid("counts").discard()
+            handle = env.submit("all metrics")
+            addresses = [
+                daemon["metrics_address"]
+                for role in ("jobmanager", "taskmanager")
+                for daemon in cluster.daemons(role)
+            ]
+            deadline = Deadline("all metrics", DEADLINE_S)
+            while documented - (shown := set().union(*map(named_of, addresses))):
+                assert deadline.left() > 1, f"missing: {sorted(documented - shown)}"
+                time.sleep(0.1)
+            assert {name for name in shown - documented if not name.startswith(ELSEWHERE)} == set()
             cancel(handle)
         cluster.stop()

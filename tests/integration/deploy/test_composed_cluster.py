@@ -77,6 +77,13 @@ def health(topology: LocalTopology, service: str) -> tuple[int, str]:
     return done.exit_code, done.output.strip()
 
 
+def role_of(jobmanagers: str) -> dict[str, Any]:
+    done = CliRunner().invoke(main, ["health", "--jobmanager", jobmanagers, "--json"])
+    assert done.exit_code == 0, done.output
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
 def leader(topology: LocalTopology) -> str:
     return next(
         name for name in topology.named("jobmanager-") if health(topology, name) == (0, "serving")
@@ -273,6 +280,13 @@ def test_who_leads_and_who_stands_by_is_told_to_whoever_asks(topology: LocalTopo
     assert health(topology, standby) == (0, told)
     assert {health(topology, name) for name in topology.named("taskmanager-")} == {(0, "serving")}
     assert health(topology, "zookeeper-1")[0] == 3, "nobody listens there"
+    answers = [role_of(topology.address(name, 6123)) for name in (leads, standby)]
+    assert [answer["role"] for answer in answers] == ["leader", "standby"]
+    assert {answer["leader"] for answer in answers} == {topology.address(leads, 6123)}
+    assert answers[0]["epoch"] == answers[1]["epoch"] > 0
+    assert role_of(topology.jobmanagers) == answers[0]
+    silent = CliRunner().invoke(main, ["health", "--jobmanager", "127.0.0.1:1"])
+    assert silent.exit_code == 3
 
 
 def test_metrics_are_what_is_documented(topology: LocalTopology) -> None:
