@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,8 @@ from penstock.graph.join_schemas import keeps_left, keeps_right
 from penstock.pb import graph_pb2
 
 Int64Array = npt.NDArray[np.int64]
+
+_ROW_BITS: Final = 31
 
 NO_ROW = -1
 """Stands for the missing row of a pair, and for a key that equals nothing."""
@@ -22,18 +25,20 @@ def joined_pairs(
     """The pairs of rows with equal keys, and the rows without a partner that the join keeps.
 
     Args:
-        left: int64[n] numbers of keys (equal keys, equal numbers), ``NO_ROW`` = equals nothing.
+        left: int64[n] numbers of keys (equal keys, equal numbers), about as small as there are keys; ``NO_ROW`` =
+            equals nothing.
         right: int64[m], the same.
         rows_max: pairs at a time.
 
     Returns:
         Rows of both sides, pair by pair; ``NO_ROW`` where there is no partner.
     """
-    order = np.argsort(right, kind="stable")
-    ordered = right[order]
-    starts = np.searchsorted(ordered, left, side="left")
-    counts = np.searchsorted(ordered, left, side="right") - starts
-    counts[left < 0] = 0
+    bound = 1 + max(int(left.max(initial=NO_ROW)), int(right.max(initial=NO_ROW)))
+    order = _rows_by_number(right)
+    of_number = np.bincount(right + 1, minlength=bound + 1)
+    ends = np.cumsum(of_number)
+    counts = np.where(left < 0, 0, of_number[left + 1])
+    starts = ends[left + 1] - counts
     emitted = np.maximum(counts, 1) if keeps_left(how) else counts
     for first, stop in pieces(emitted, rows_max):
         of_left, within = spread(emitted[first:stop])
@@ -44,10 +49,22 @@ def joined_pairs(
         for at in range(0, len(of_left), rows_max):
             yield of_left[at : at + rows_max], of_right[at : at + rows_max]
     if keeps_right(how):
-        alone = np.flatnonzero((right < 0) | ~np.isin(right, left))
+        has_left = np.zeros(bound + 1, np.bool_)
+        has_left[left[left >= 0] + 1] = True
+        alone = np.flatnonzero(~has_left[right + 1])
         for at in range(0, len(alone), rows_max):
             of_right = alone[at : at + rows_max]
             yield np.full(len(of_right), NO_ROW, np.int64), of_right
+
+
+def _rows_by_number(numbers: Int64Array) -> Int64Array:
+    """The rows by their number, in their own order where that is equal: words are sorted, many times as fast as rows."""
+    if len(numbers) >> _ROW_BITS or int(numbers.max(initial=0)) >> (62 - _ROW_BITS):
+        return np.argsort(numbers, kind="stable")
+    words = (numbers << _ROW_BITS) | np.arange(len(numbers))
+    words.sort()
+    rows: Int64Array = words & ((1 << _ROW_BITS) - 1)
+    return rows
 
 
 def pieces(counts: Int64Array, rows_max: int) -> Iterator[tuple[int, int]]:

@@ -42,11 +42,11 @@ class SliceTree(Generic[T]):
         ...     return made[-1]
         >>> tree = SliceTree(10, lambda start: chr(97 + start // 10), together, len, 1_000)
         >>> tree.parts(range(0, 80, 10)), tree.parts(range(10, 90, 10))
-        (['abcdefgh'], ['b', 'cd', 'efgh', 'i'])
+        (['abcd', 'efgh'], ['b', 'cd', 'efgh', 'i'])
         >>> made
-        ['ab', 'cd', 'abcd', 'ef', 'gh', 'efgh', 'abcdefgh']
+        ['ab', 'cd', 'abcd', 'ef', 'gh', 'efgh']
         >>> tree.changed(20)
-        >>> tree.parts(range(10, 90, 10)), made[7:]
+        >>> tree.parts(range(10, 90, 10)), made[6:]
         (['b', 'cd', 'efgh', 'i'], ['cd'])
     """
 
@@ -108,7 +108,10 @@ class SliceTree(Generic[T]):
 
     def _parts(self, slices: Sequence[int]) -> list[T]:
         parts = []
-        for level, number in _cover(self._number(slices[0]), self._number(slices[-1]) + 1):
+        first, stop = self._number(slices[0]), self._number(slices[-1]) + 1
+        # A node is part of as many windows as it is shorter than one; the longest would be made for few.
+        level_max = ((stop - first) * 3 // 4).bit_length() - 1
+        for level, number in _cover(first, stop, level_max):
             own = self._within(slices, number << level, (number + 1) << level)
             if own:
                 parts += self._tables(level, number, own)
@@ -156,11 +159,11 @@ class SliceTree(Generic[T]):
         return tables
 
 
-def _cover(first: int, stop: int) -> Iterator[tuple[int, int]]:
+def _cover(first: int, stop: int, level_max: int) -> Iterator[tuple[int, int]]:
     """The fewest nodes, as level and number, that cover ``first .. stop - 1`` and nothing else, ascending."""
     behind: list[tuple[int, int]] = []
     level = 0
-    while first < stop:
+    while first < stop and level < level_max:
         if first & 1:
             yield level, first
             first += 1
@@ -168,4 +171,5 @@ def _cover(first: int, stop: int) -> Iterator[tuple[int, int]]:
             stop -= 1
             behind.append((level, stop))
         first, stop, level = first >> 1, stop >> 1, level + 1
+    yield from ((level, number) for number in range(first, stop))
     yield from reversed(behind)
