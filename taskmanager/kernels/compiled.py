@@ -13,6 +13,7 @@ from taskmanager.kernels.compiled_rows import (
     slice_starts,
     value_bounds,
 )
+from taskmanager.kernels.compiled_runs import find_ranges, merge_runs
 from taskmanager.kernels.compiled_sessions import join_sessions
 from taskmanager.kernels.compiled_table import (
     find_bytes,
@@ -51,10 +52,12 @@ __all__ = [
     "extreme_unsigned",
     "find_bytes",
     "find_fixed",
+    "find_ranges",
     "hash_bytes",
     "hash_words",
     "join_sessions",
     "mark_seen",
+    "merge_runs",
     "partition",
     "rehash",
     "remove_bytes",

@@ -327,6 +327,44 @@ class Kernels(KeyLoops, Protocol):
         """Stable order of rows by channel, and the channels' bounds; a bad row's index, or -1."""
         ...
 
+    def find_ranges(
+        self,
+        hashes: UInt64Array,
+        times: Int64Array,
+        wanted: UInt64Array,
+        first: Int64Array,
+        last: Int64Array,
+        starts: Int64Array,
+        counts: Int64Array,
+    ) -> None:
+        """Where the rows of a run with one hash and a time from one to another are.
+
+        Args:
+            hashes: uint64[m] ascending.
+            times: int64[m] ascending where hashes are equal.
+            wanted: uint64[n] ascending.
+            first: int64[n] earliest times.
+            last: int64[n] latest times, below 2**63 - 1.
+            starts: int64[n], filled with the first of these rows.
+            counts: int64[n], filled with how many there are.
+        """
+        ...
+
+    def merge_runs(
+        self,
+        hashes: UInt64Array,
+        times: Int64Array,
+        positions: Int64Array,
+        later_hashes: UInt64Array,
+        later_times: Int64Array,
+        later_positions: Int64Array,
+        all_hashes: UInt64Array,
+        all_times: Int64Array,
+        all_positions: Int64Array,
+    ) -> None:
+        """Fills the last three with two runs in their order; of equal rows those of the first come first."""
+        ...
+
     def join_sessions(
         self,
         order: Int64Array,

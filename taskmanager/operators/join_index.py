@@ -12,12 +12,12 @@ memory, the index has those that are, and the others of the keys that somebody h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.row_table import concatenated
 from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, widest_row_bytes
 
@@ -74,50 +74,21 @@ class Run:
             The numbers of the probing rows that have some, ascending, and where theirs start and how
             many they are: int64[k] each.
         """
-        low = np.searchsorted(self.hashes, probe.hashes, side="left")
-        is_there = self.hashes[np.minimum(low, len(self) - 1)] == probe.hashes
-        hits = np.flatnonzero(is_there)
-        high = np.searchsorted(self.hashes, probe.hashes[hits], side="right")
-        starts = self._bisect(low[hits], high, probe.first[hits], after=False)
-        counts = self._bisect(starts, high, probe.last[hits], after=True) - starts
-        rows = probe.rows[hits]
-        order = np.argsort(rows)
-        order = order[counts[order] > 0]
-        return rows[order], starts[order], counts[order]
+        starts, counts = np.empty((2, len(probe.rows)), np.int64)
+        process_kernels().find_ranges(
+            *(self.hashes, self.times, probe.hashes, probe.first, probe.last, starts, counts)
+        )
+        hits = np.flatnonzero(counts)
+        order = hits[np.argsort(probe.rows[hits])]
+        return probe.rows[order], starts[order], counts[order]
 
     def merged(self, later: Run) -> Run:
         """One run of both; the rows of ``later`` have higher positions."""
-        low = np.searchsorted(self.hashes, later.hashes, side="left")
-        high = np.searchsorted(self.hashes, later.hashes, side="right")
-        places = self._bisect(low, high, later.times, after=True) + np.arange(len(later))
-        is_own = np.ones(len(self) + len(later), np.bool_)
-        is_own[places] = False
-
-        def both(own: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            column = np.empty(len(is_own), own.dtype)
-            column[is_own], column[places] = own, others
-            return column
-
-        return Run(
-            both(self.hashes, later.hashes),
-            both(self.times, later.times),
-            both(self.positions, later.positions),
-        )
-
-    def _bisect(
-        self, low: Int64Array, high: Int64Array, times: Int64Array, *, after: bool
-    ) -> Int64Array:
-        """In each range low .. high - 1 the first row with a time >= ``times``, or > if ``after``."""
-        low, high = low.copy(), high.copy()
-        open_ = np.flatnonzero(low < high)
-        while len(open_):
-            middle = (low[open_] + high[open_]) // 2
-            found, wanted = self.times[middle], times[open_]
-            is_before = found <= wanted if after else found < wanted
-            low[open_[is_before]] = middle[is_before] + 1
-            high[open_[~is_before]] = middle[~is_before]
-            open_ = open_[low[open_] < high[open_]]
-        return low
+        count = len(self) + len(later)
+        both = Run(np.empty(count, np.uint64), *np.empty((2, count), np.int64))
+        runs = [(run.hashes, run.times, run.positions) for run in (self, later, both)]
+        process_kernels().merge_runs(*runs[0], *runs[1], *runs[2])
+        return both
 
 
 class BucketIndex:
@@ -171,7 +142,7 @@ class BucketIndex:
             grown[: self._length] = self._sequence[: self._length]
             self._sequence = grown
         self._sequence[self._length : stop] = sequence
-        order = np.lexsort((times, hashes))
+        order = _by_hash_and_time(hashes, times)
         self.runs.append(Run(hashes[order], times[order], self._length + order))
         self.widest_row_bytes = max(self.widest_row_bytes, widest_row_bytes(batch))
         self._chunks.append(batch)
@@ -211,3 +182,13 @@ class BucketIndex:
                 return
             chunks[-2:] = [concatenated(chunks[-2:])]
             self._starts.pop()
+
+
+def _by_hash_and_time(hashes: UInt64Array, times: Int64Array) -> Int64Array:
+    """The order of rows by hash, time and place; those of equal hash, often few, are sorted once more."""
+    order = np.argsort(hashes)
+    is_same = hashes[order[1:]] == hashes[order[:-1]]
+    shared = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
+    rows = order[shared]
+    order[shared] = rows[np.lexsort((rows, times[rows], hashes[rows]))]
+    return order

@@ -374,6 +374,8 @@ def _partners(found: list[_Found], start: int, stop: int) -> tuple[Int64Array, _
         sequence_parts.append(each.bucket.sequence_of(position_parts[-1]))
         bucket_parts.append(np.full(len(places), number))
     rows, positions = np.concatenate(row_parts), np.concatenate(position_parts)
+    if len(found) == 1:
+        return rows, _Partners([found[0].bucket], bucket_parts[0], positions)
     order = np.lexsort((np.concatenate(sequence_parts), np.concatenate(time_parts), rows))
     buckets = [each.bucket for each in found]
     bucket_of = np.concatenate(bucket_parts)

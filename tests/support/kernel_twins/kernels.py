@@ -14,6 +14,7 @@ from tests.support.kernel_twins.rows import (
     slice_starts,
     value_bounds,
 )
+from tests.support.kernel_twins.runs import find_ranges, merge_runs
 from tests.support.kernel_twins.sessions import join_sessions
 from tests.support.kernel_twins.table import (
     distinct_bytes,
@@ -46,10 +47,12 @@ __all__ = [
     "extreme_unsigned",
     "find_bytes",
     "find_fixed",
+    "find_ranges",
     "hash_bytes",
     "hash_words",
     "join_sessions",
     "mark_seen",
+    "merge_runs",
     "partition",
     "rehash",
     "remove_bytes",
