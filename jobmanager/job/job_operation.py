@@ -53,6 +53,12 @@ class JobOperation:
     progress: str = ""
     has_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def what(self) -> str:
+        """What was asked for, for messages: "savepoint /kept/savepoint-1 (native)"."""
+        how = f" ({self.wanted.lower()})" if self.wanted else ""
+        return f"{self.kind.value} {self.path}".rstrip() + how
+
     async def result(self) -> JobOperation:
         """Waits for its end.
 

@@ -82,10 +82,9 @@ class OperationsRunner:
             self._forget_old()
             self.go_on(wanted, work)
             return wanted
-        if (known.kind, known.path) != (wanted.kind, wanted.path):
+        if (known.kind, known.path, known.wanted) != (wanted.kind, wanted.path, wanted.wanted):
             raise JobRejected(
-                f"operation {known.operation_id} of {self._owner} is a {known.kind.value} "
-                f"{known.path}".rstrip()
+                f"operation {known.operation_id} of {self._owner} is a {known.what}: choose another id"
             )
         return known
 

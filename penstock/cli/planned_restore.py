@@ -44,7 +44,7 @@ class PlannedRestore:
         """For people."""
         echo(f"\nfrom {self.point.uri} (checkpoint {self.point.manifest.checkpoint_id}):")
         print_table(
-            ["OPERATOR", "UID", "STATE", "", "WHY"],
+            ["OPERATOR", "UID", "STATE", "FATE", "WHY"],
             [
                 [fate.operator, fate.uid, fate.state or "(all)", fate.fate.value, fate.reason]
                 for fate in self.check.fates

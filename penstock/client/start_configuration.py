@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
-from penstock.errors import JobRejected
+from penstock.errors import ConfigurationError, JobRejected
 
-_PREFIX = "execution.state-recovery."
+_PREFIX: Final = "execution.state-recovery."
+_ABOUT_A_PATH: Final = {
+    f"{_PREFIX}claim-mode": "no-claim",
+    f"{_PREFIX}in-doubt": "",
+    f"{_PREFIX}ignore-unclaimed-state": "false",
+}
+"""Key -> the value that says nothing."""
 
 
 def start_configuration(
@@ -42,3 +50,25 @@ def start_configuration(
     if ignores_unclaimed:
         found[f"{_PREFIX}ignore-unclaimed-state"] = "true"
     return found
+
+
+def check_start(said: Mapping[str, object], path: str) -> None:
+    """Who says how a job is to start from something must say from what: it would begin from nothing instead.
+
+    Args:
+        said: what was set for this job, by key.
+        path: what it starts from.
+
+    Raises:
+        ConfigurationError: something was said of a start from nothing.
+    """
+    idle = [
+        f"{key}={value}"
+        for key, value in said.items()
+        if str(value).lower() != _ABOUT_A_PATH.get(key, str(value).lower())
+    ]
+    if idle and not path:
+        raise ConfigurationError(
+            f"{', '.join(idle)} is about what a job starts from, and this one starts from nothing: name that with "
+            "--from-savepoint PATH, from_savepoint= or execution.state-recovery.path"
+        )

@@ -9,7 +9,7 @@ Source: Carbone et al., "State Management in Apache Flink", sections 3.1.2 and 3
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import pyarrow as pa
@@ -224,14 +224,32 @@ def check_restore(
                 if changed:
                     fate, reason = Fate.MIGRATES, changed
                 fates.append(_fate(stored, name, fate, reason))
+    own = {uid: operator for uid, operator in operators.items() if not _is_partial(operator)}
+    fates += _new(own, manifest)
+    named = (
+        replace(
+            one, is_uid_generated=one.is_uid_generated and one.uid not in operators.keys() - own
+        )
+        for one in fates
+    )
+    return RestoreCheck(tuple(named), tuple(_exchange_problems(manifest)))
+
+
+def _new(
+    operators: Mapping[str, graph_pb2.Operator], manifest: checkpoint_pb2.CheckpointManifest
+) -> Iterator[StateFate]:
+    """Operators that keep state, and have none there."""
     known = {one.uid for vertex in manifest.vertices for one in vertex.operators}
     for uid, operator in operators.items():
         if uid not in known and operator.WhichOneof("spec") in _STATEFUL:
             reason = "it begins without state"
-            fates.append(
-                StateFate(uid, operator.name, "", Fate.NEW, reason, operator.uid_is_generated)
-            )
-    return RestoreCheck(tuple(fates), tuple(_exchange_problems(manifest)))
+            yield StateFate(uid, operator.name, "", Fate.NEW, reason, operator.uid_is_generated)
+
+
+def _is_partial(operator: graph_pb2.Operator) -> bool:
+    """Whether it is the planner's own, in front of an exchange: nobody can give it a uid, and it keeps next to nothing."""
+    partial = graph_pb2.AGGREGATION_PHASE_PARTIAL
+    return partial in (operator.window_aggregate.phase, operator.running_aggregate.phase)
 
 
 def adopt_key_groups(

@@ -14,7 +14,7 @@ from penstock.client.credentials import load_token
 from penstock.client.job import JobHandle, wait_or_cancel
 from penstock.client.job_result import JobResult, job_result
 from penstock.client.looped_job import LoopedJob
-from penstock.client.start_configuration import start_configuration
+from penstock.client.start_configuration import check_start, start_configuration
 from penstock.client.submission import PlanCollected, current_override
 from penstock.client.termination import terminates_as_exception
 from penstock.config import Configuration
@@ -184,6 +184,7 @@ class Environment(Sources):
 
         Raises:
             JobRejected: the job cannot run; the environment has forgotten it and can build another.
+            ConfigurationError: something was said of a start, but not from what.
             JobManagerUnreachable: there is no cluster at the address.
         """
         _check_job_name(name)
@@ -279,8 +280,9 @@ class Environment(Sources):
         sinks = self._builder.sinks
         if engine == SPARK:
             sinks = sinks_on_spark(self._builder, sinks)
-        override = current_override()
-        config = self._config.merged(start or {}).merged(override.config)
+        override, start = current_override(), start or {}
+        config = self._config.merged(start).merged(override.config)
+        check_start({**start, **override.config}, config.execution_state_recovery_path)
         return plan_job(
             name,
             sinks,

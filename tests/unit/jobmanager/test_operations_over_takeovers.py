@@ -20,7 +20,7 @@ from common.pb import internal_pb2
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.dispatcher import ended_jobs_runner
 from penstock.errors import StoreTransient
-from penstock.pb import client_pb2
+from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.kept_state import dispose
 from tests.support.job_records import JobRecords
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
@@ -340,6 +340,28 @@ def test_what_an_ended_job_can_be_started_from_is_known_to_the_next(
             assert after.start_again == before.start_again
         dispose(str(tmp_path / "checkpoints" / JOB), lambda job_id: None, lambda: None)
         assert not (await listed()).summary.restorable_from
+
+    run(scenario)
+
+
+def test_an_id_stands_for_what_was_asked_for_under_it_and_for_nothing_else(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    def ask(cluster: Any, format: Any) -> Any:
+        request = client_pb2.TriggerSavepointRequest(
+            job_id=JOB, operation_id=ID, directory=str(tmp_path / "savepoints"), format=format
+        )
+        return cluster.client.TriggerSavepoint(request)
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            first = await ask(cluster, checkpoint_pb2.SAVEPOINT_FORMAT_NATIVE)
+            assert await ask(cluster, checkpoint_pb2.SAVEPOINT_FORMAT_NATIVE) == first
+            with pytest.raises(grpc.aio.AioRpcError, match=r"is a savepoint .* \(native\)"):
+                await ask(cluster, checkpoint_pb2.SAVEPOINT_FORMAT_CANONICAL)
 
     run(scenario)
 

@@ -250,3 +250,31 @@ def test_nobody_is_waited_for_longer_than_configured(
         with pytest.raises(ps.JobManagerUnreachable):
             env.execute("nowhere")
     assert 0.6 <= time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--claim"],
+        ["--in-doubt", "commit"],
+        ["--allow-non-restored-state"],
+        ["-D", "execution.state-recovery.claim-mode=claim"],
+    ],
+)
+def test_who_says_how_to_start_but_not_from_what_starts_nothing(
+    run: Any, tmp_path: Path, option: list[str]
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import penstock as ps\nenv = ps.Environment()\n"
+        "env.from_rows([{'a': 1}]).discard()\nenv.submit()\n"
+    )
+    told = run("run", "--jobmanager", "127.0.0.1:1", *option, str(script))
+    assert told.exit_code == 2
+    assert "starts from nothing: name that with --from-savepoint" in told.stderr
+    assert run("plan", str(script)).exit_code == 0
+    assert run("plan", "--allow-non-restored-state", str(script)).exit_code == 2
+    env = ps.Environment("127.0.0.1:1")
+    env.from_rows([{"a": 1}]).discard()
+    with pytest.raises(ps.errors.ConfigurationError, match=r"claim-mode=claim .*from_savepoint="):
+        env.submit(claim=True)

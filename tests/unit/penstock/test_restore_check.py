@@ -102,6 +102,26 @@ def test_rows_that_were_collected_and_an_empty_bundle_are_no_state() -> None:
     assert fates(graph, manifest)["before", ""] is Fate.REFUSED
 
 
+@pytest.mark.parametrize("spec", ["window_aggregate", "running_aggregate"])
+def test_a_phase_that_the_planner_has_made_is_nothing_that_anybody_could_name(spec: str) -> None:
+    graph, manifest = graph_of("source", "made", "counts"), stored_job()
+    adopt_key_groups(graph, manifest)
+    made = graph.vertices[1].operators[0]
+    made.uid_is_generated = True
+    getattr(made, spec).phase = graph_pb2.AGGREGATION_PHASE_PARTIAL
+    assert {uid for uid, _ in fates(graph, manifest)} == {"source", "counts"}
+    stored = manifest.vertices[1].operators.add(uid="made", name="phase", kind=spec)
+    stored.uid_is_generated = True
+    before = manifest.subtasks[1].operators.add(operator_uid="made")
+    before.lists.add(name="bundle", items=[b"rows"])
+    check = check_restore(graph, manifest, ignores_unclaimed=False)
+    assert ("made", "bundle") in {(one.uid, one.state) for one in check.fates}
+    assert not [one for one in check.fates if one.is_uid_generated]
+    getattr(made, spec).phase = graph_pb2.AGGREGATION_PHASE_COMPLETE
+    check = check_restore(graph, manifest, ignores_unclaimed=False)
+    assert [one.uid for one in check.fates if one.is_uid_generated] == ["made"]
+
+
 def test_the_stored_number_of_key_groups_is_taken_over_with_all_that_lies_by_it() -> None:
     graph = graph_of("counts", "kept", partitioning=FORWARD)
     adopt_key_groups(graph, stored_job(32))
