@@ -1,7 +1,7 @@
 #!/bin/bash
 # install.sh jobmanager|taskmanager ...: installs the units of these daemons on this machine, as root, from a checkout.
 # May be repeated: it upgrades the program, and leaves configuration and state as they are.
-# DESTDIR=/some/root installs below it and starts nothing.
+# DESTDIR=/some/root installs below it and starts nothing; EXTRAS=otel installs what that extra needs as well.
 set -euo pipefail
 root=${DESTDIR:-} source=$(cd "$(dirname "$0")/../.." && pwd)
 for role in "$@"; do
@@ -13,7 +13,7 @@ if [ -z "$root" ]; then
   id penstock >/dev/null 2>&1 ||
     useradd --system --home-dir /var/lib/penstock --shell /usr/sbin/nologin penstock
   [ -x /opt/penstock/bin/python ] || python3 -m venv /opt/penstock
-  /opt/penstock/bin/pip install --quiet --disable-pip-version-check "$source"
+  /opt/penstock/bin/pip install --quiet --disable-pip-version-check "$source${EXTRAS:+[$EXTRAS]}"
 fi
 owned() { # file or directory of the daemons' user
   [ -n "$root" ] || chown penstock:penstock "$1"
