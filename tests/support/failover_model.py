@@ -125,29 +125,32 @@ class Failure:
     finished: frozenset[SubtaskId]
     available: frozenset[KeptOutput]
     missing: frozenset[KeptOutput]
+    not_repeated: frozenset[str] = frozenset()
 
     @property
     def view(self) -> FailoverView:
         """The same for the real strategy."""
-        return FailoverView(self.started, self.finished, self.available.__contains__)
+        available = self.available.__contains__
+        return FailoverView(self.started, self.finished, available, self.not_repeated)
 
     def is_readable(self, partition: KeptOutput) -> bool:
         """Whether a consumer can read it again."""
         return partition in self.available and partition not in self.missing
 
 
-def promises(edge: EdgePlan, *, order: bool) -> bool:
+def promises(edge: EdgePlan, failure: Failure, *, order: bool) -> bool:
     """Whether the edge's rows come again, in the same order or in any."""
-    return edge.is_reproducible if order else edge.is_deterministic
+    is_promised = edge.is_reproducible if order else edge.is_deterministic
+    return is_promised and edge.source not in failure.not_repeated
 
 
-def reads_changed(model: Model, restart: Regions, *, order: bool) -> Regions:
+def reads_changed(model: Model, restart: Regions, failure: Failure, *, order: bool) -> Regions:
     """Restarted regions that may get other rows than before, or (``order``) the same in another order."""
     changed = {
         region
         for region in restart
         for one in model.read_by[region]
-        if model.region_of[one.producer] in restart and not promises(one.edge, order=order)
+        if model.region_of[one.producer] in restart and not promises(one.edge, failure, order=order)
     }
     for _ in model.regions:
         changed |= {
@@ -162,8 +165,8 @@ def reads_changed(model: Model, restart: Regions, *, order: bool) -> Regions:
 def demanded(model: Model, restart: Regions, failure: Failure) -> Regions:
     """Regions that the rules add to a restart set; none = it is closed."""
     union = frozenset[SubtaskId]().union(*restart)
-    other_rows = reads_changed(model, restart, order=False)
-    other_order = reads_changed(model, restart, order=True)
+    other_rows = reads_changed(model, restart, failure, order=False)
+    other_order = reads_changed(model, restart, failure, order=True)
     wanted = {model.region_of[subtask] for subtask in failure.failed}
     wanted |= {
         model.region_of[channel.producer]
@@ -188,8 +191,8 @@ def demanded(model: Model, restart: Regions, failure: Failure) -> Regions:
 def is_protected(channel: Channel, reader: frozenset[SubtaskId], failure: Failure) -> bool:
     """Whether this channel from a restarted producer lets its reader stay."""
     if channel.edge.exchange in CACHING:
-        return channel.edge.is_reproducible
-    return channel.edge.is_deterministic and (
+        return promises(channel.edge, failure, order=True)
+    return promises(channel.edge, failure, order=False) and (
         reader <= failure.finished or failure.is_readable(channel.partition)
     )
 

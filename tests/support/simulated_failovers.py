@@ -92,8 +92,9 @@ class FailoverAudit:
             )
             if recovery.delay_ms is not None:
                 graph, partitions = failover._graph, failover._partitions
+                cut = failover._pre_aggregating if failover._is_cut else frozenset()
                 whole = failed is ALL and goes_back
-                self._check(recovery, failed, missing, graph, partitions, is_whole=whole)
+                self._check(recovery, failed, missing, graph, partitions, cut, is_whole=whole)
                 if resumes:
                     self._check_rest(recovery.delay_ms)
                 else:
@@ -122,6 +123,7 @@ class FailoverAudit:
         missing: frozenset[KeptOutput],
         graph: ExecutionGraph,
         partitions: PartitionTracker,
+        not_repeated: frozenset[str],
         *,
         is_whole: bool,
     ) -> None:
@@ -135,6 +137,7 @@ class FailoverAudit:
                 finished=finished,
                 available=frozenset(filter(partitions.is_available, held)),
                 missing=missing,
+                not_repeated=not_repeated,
             )
             expected = closure(self._model, failure)
         restarted = recovery.subtasks

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from jobmanager.failover.failover_strategy import (
     FailoverStrategyName,
     FailoverView,
+    kept_stages,
     strategy_problem,
     tasks_to_restart,
 )
@@ -19,7 +20,7 @@ from jobmanager.failover.regions import RegionGraph
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import Exchange, JobPlan
 from tests.support.examples import examples
-from tests.support.failover_model import Failure, Model, closure, demanded
+from tests.support.failover_model import Failure, Model, closure, demanded, failing
 from tests.support.plan_strategies import BITS, few_of, plans, some_of, subsets
 
 FULL, REGION, INDIVIDUAL = FailoverStrategyName
@@ -41,13 +42,26 @@ def failures(draw: st.DrawFn) -> tuple[Model, Failure]:
     # Mostly jobs of which all runs, so that there is something to restart.
     unstarted = few_of(draw, subtasks) if draw(st.booleans()) else frozenset()
     started = frozenset(subtasks) - unstarted
+    vertices = [vertex.id for vertex in model.plan.vertices]
     return model, Failure(
         failed=few_of(draw, subtasks) | {subtasks[draw(BITS) % len(subtasks)]},
         started=started,
         finished=some_of(draw, subtasks) & started,
         available=frozenset(held) - few_of(draw, held),
         missing=few_of(draw, held),
+        not_repeated=few_of(draw, vertices) if draw(st.booleans()) else frozenset(),
     )
+
+
+@examples(200)
+@given(failures())
+def test_a_failure_of_the_whole_job_spares_what_is_done_for_blocking_exchanges(
+    drawn: tuple[Model, Failure],
+) -> None:
+    model, failure = drawn
+    everyone = frozenset(model.subtasks)
+    kept = kept_stages(RegionGraph(model.plan), failure.view)
+    assert everyone - kept == failing(model, failure.finished)
 
 
 @examples(200)
