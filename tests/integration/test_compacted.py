@@ -1,5 +1,5 @@
 """Aim: `penstock partitions --compact` gives a name the same rows in fewer partitions, in order where that is asked for, and
-takes nothing from jobs that read; whatever is killed, the name has the old rows or the new ones, whole.
+takes nothing from jobs that read or go on from a savepoint; whatever is killed, the name has the old rows or the new ones, whole.
 
 Method: a cluster of two TaskManagers and the command line, as a user would; rows are compared with what was written.
 """
@@ -31,6 +31,7 @@ from tests.support.processes import (
     wait_ended,
     wait_in_directory,
 )
+from tests.support.watched_job import WatchedJob
 
 pytestmark = [pytest.mark.integration]
 
@@ -180,6 +181,37 @@ def test_readers_go_on_with_what_they_read_whatever_is_killed(
         deadline.left()
         time.sleep(0.1)
     assert [row["n"] for row in read(cluster, "numbers")] == list(range(ROWS))
+
+
+def test_a_job_that_was_stopped_in_the_middle_does_not_read_it_twice(
+    cluster: DaemonCluster, tmp_path: Path
+) -> None:
+    persist(cluster, "numbers", 40 * ROWS)  # a hundred batches, which take half a minute
+    gate, begun = tmp_path / "gate", tmp_path / "begun"
+    storage = {"execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+
+    def slowly(batch: pa.RecordBatch) -> pa.RecordBatch:
+        time.sleep(0.3)
+        return batch
+
+    def build(env: ps.Environment) -> None:
+        rows = env.read_persisted("numbers").uid("read").map_batches(slowly, schema=SCHEMA)
+        counts = rows.uid("slowly").key_by("part").aggregate(n=ps.count()).uid("counts")
+        counts.map_batches(hold_until(gate, begun), schema=counts.schema).uid("told").discard()
+
+    gate.touch()
+    with (
+        ps.Environment(cluster.jobmanager, parallelism=1, config=storage) as env,
+        Client(cluster.jobmanager) as client,
+    ):
+        build(env)
+        job = env.submit("stopped")
+        WatchedJob(cluster, client, job.job_id).await_running()
+        wait_in_directory(tmp_path, begun.exists, "that rows are counted")
+        savepoint = job.stop(str(tmp_path / "savepoint"))
+        build(env)
+        with pytest.raises(JobRejected, match="was reading what is persisted as 'numbers'"):
+            env.submit("again", from_savepoint=savepoint)
 
 
 def test_what_cannot_be_done_is_refused(cluster: DaemonCluster) -> None:

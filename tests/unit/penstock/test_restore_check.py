@@ -154,6 +154,34 @@ def test_rows_of_a_blocking_exchange_have_gone_with_their_job() -> None:
     assert not check_restore(graph, manifest, ignores_unclaimed=False).problems
 
 
+def test_what_was_persisted_and_half_read_is_not_read_again() -> None:
+    manifest, graph = stored_job(), graph_of("source", "counts")
+    adopt_key_groups(graph, manifest)
+    manifest.subtasks[0].operators[0].ClearField("splits")
+    persisted = graph_pb2.PersistedSource(name="clean", job_id="earlier")
+
+    def problems() -> tuple[str, ...]:
+        return check_restore(graph, manifest, ignores_unclaimed=False).problems
+
+    graph.vertices[0].operators[0].source.persisted.CopyFrom(persisted)
+    assert problems(), "a savepoint does not say where it stood"
+    split = manifest.subtasks[0].operators[0].splits.add(id="a")
+    assert not problems(), "another source had the uid"
+    manifest.subtasks[0].operators[0].splits.remove(split)
+    graph.vertices[0].operators[0].ClearField("source")
+    read = manifest.subtasks[0].inputs.add(edge_id="source", index=0, rows=7)
+    assert not problems(), "another source has the uid now"
+    graph.vertices[0].operators[0].source.persisted.CopyFrom(persisted)
+    [problem] = problems()
+    assert "uid 'source') was reading what is persisted as 'clean'" in problem
+    read.rows = 0
+    assert not problems(), "it had not begun"
+    manifest.subtasks.add(vertex="v0", subtask_index=1, finished=True)
+    assert problems(), "one subtask has read its share, the other has not"
+    manifest.subtasks[0].finished = True
+    assert not problems(), "all of it is read"
+
+
 @pytest.mark.parametrize(
     ("key_codec", "codec", "stored", "fate"),
     [
