@@ -73,6 +73,9 @@ class SubmissionChecksRunner:
             )
         which = f"{start.point.uri}, which it is to start from,"
         await self._call("claim", start.graph.name, which, start.claim)
+        original = self._jobs.get(start.point.owner)
+        if original is not None:
+            original.record.is_claimed = True
 
     async def check_directory(self, job: JobDescription) -> None:
         """Sees whether the job's checkpoints can be kept where they are to be.

@@ -81,6 +81,8 @@ class JobRecord:
         """What ended it where that was not its machine."""
         self.left = ""
         """What it can be started from again, where it ended with an earlier JobManager; "" = nothing."""
+        self.is_claimed = False
+        """Another job has what it had left."""
         self.unstored = ""
         """Why something of its end cannot be stored yet; "" = it is."""
         self.artifact_ids = frozenset(artifact.id for artifact in graph.artifacts)
@@ -204,7 +206,9 @@ class JobRecord:
 
     def restorable_from(self) -> str:
         """What a job that has ended can be started from again; "" = nothing."""
-        if not self.ended or self.state is JobState.FINISHED or self._has_discarded():
+        if not self.ended or self.state is JobState.FINISHED:
+            return ""
+        if self.is_claimed or self._has_discarded():
             return ""
         if self._master is None:
             return self.left

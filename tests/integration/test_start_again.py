@@ -222,6 +222,8 @@ def test_a_claimed_checkpoint_belongs_to_the_job_and_goes_with_it(
     build(env, tmp_path / "out", 2 * RATE)
     handle = env.submit("second", from_savepoint=path, claim=True)
     claimed = handle.details().started_from.checkpoint_id
+    left = {job.job_id: job.restorable_from for job in handle._client.jobs()}
+    assert not left[Path(path).name], "nobody else can start from there"
     await_details(handle, lambda _m, _s: handle.details().last_checkpoint_id > claimed)
     build(env, tmp_path / "other")
     with pytest.raises(ps.JobRejected, match=f"job {handle.job_id} still runs"):
