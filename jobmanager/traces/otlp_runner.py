@@ -26,7 +26,6 @@ from jobmanager.traces.span import Span
 QUEUE_SPANS_MAX: Final = 4096
 _BATCH_SPANS_MAX: Final = 512
 _PAUSE_MS: Final = 1000
-_CLOSE_TIMEOUT_S: Final = 1.0
 _NS_PER_MS: Final = 1_000_000
 
 
@@ -82,11 +81,9 @@ class OtlpReporter:
         told.end(span.end_ms * _NS_PER_MS)
 
     def close(self) -> None:
-        """Sends what is queued, within a second."""
-        # Its own waits are longer than a JobManager's end may take.
-        thread = threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True)
-        thread.start()
-        thread.join(_CLOSE_TIMEOUT_S)
+        """Begins to send what is queued; whoever ends does not wait for it."""
+        # It may wait longer for a collector than a JobManager's end, and its successor's begin, may take.
+        threading.Thread(target=self._provider.shutdown, name="traces-end", daemon=True).start()
 
 
 class _TellingExporter(SpanExporter):

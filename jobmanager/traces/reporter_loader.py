@@ -24,7 +24,7 @@ class Traces:
 
     Attributes:
         report: takes them; None = nothing is traced.
-        close: sends what is left, as far as that takes no time.
+        close: begins to send what is left, and does not wait for it.
     """
 
     report: ReportSpan | None = None
