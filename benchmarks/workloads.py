@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -421,6 +422,54 @@ def q11_limit(batches: Batches) -> int:
     return _group(pa.table({"session": sessions}), ["session"], [("session", "count")]).num_rows
 
 
+# ---------------------------------------------------------------- joins
+
+
+def _halves(stream: ps.Stream) -> tuple[ps.Stream, ps.Stream]:
+    """The rows with low and with high prices, about as many of each."""
+    rows = _with_time(stream)
+    low = rows.filter(col("price") < _MIDDLE_PRICE).select("auction", "ts", bid=col("price"))
+    high = rows.filter(col("price") >= _MIDDLE_PRICE).select("auction", ask=col("price"))
+    return low, high
+
+
+def interval_join(stream: ps.Stream) -> None:
+    """Rows of two streams that are at most so far apart."""
+    low, high = _halves(stream)
+    within = f"-{JOIN_MS}ms", f"{JOIN_MS}ms"
+    low.join(high, on="auction", within=within).uid("join").discard()
+
+
+def window_join(stream: ps.Stream) -> None:
+    """Rows of two streams in the same windows."""
+    low, high = _halves(stream)
+    low.join(high, on="auction", window=ps.tumbling(JOIN_MS)).uid("join").discard()
+
+
+def _joined_by_duckdb(batches: Batches, condition: str) -> int:
+    rows = pa.concat_tables([pa.table(batch) for batch in batches])
+    with duckdb.connect(config={"threads": 1}) as connection:
+        connection.register("bids", rows)
+        found = connection.execute(
+            f"SELECT count(*) FROM bids l JOIN bids r ON l.auction = r.auction AND {condition} "
+            f"WHERE l.price < {_MIDDLE_PRICE} AND r.price >= {_MIDDLE_PRICE}"
+        ).fetchone()
+    assert found is not None, "a count has a row"
+    return int(found[0])
+
+
+def interval_join_limit(batches: Batches) -> int:
+    return _joined_by_duckdb(batches, f"r.ts BETWEEN l.ts - {JOIN_MS} AND l.ts + {JOIN_MS}")
+
+
+def window_join_limit(batches: Batches) -> int:
+    return _joined_by_duckdb(batches, f"l.ts // {JOIN_MS} = r.ts // {JOIN_MS}")
+
+
+JOIN_MS = 100
+_MIDDLE_PRICE = 5_000
+
+
 # ---------------------------------------------------------------- shared
 
 
@@ -461,6 +510,8 @@ WORKLOADS = {
         Workload("q5", "auctions with the most bids in sliding windows", q5, q5_limit),
         Workload("q7", "highest bids per window", q7, q7_limit),
         Workload("q8", "persons who opened auctions: window join", q8, q8_limit),
+        Workload("ij", "interval join of two halves", interval_join, interval_join_limit),
+        Workload("wj", "window join of two halves", window_join, window_join_limit),
         Workload("q11", "bids per bidder and session", q11, q11_limit),
     )
 }

@@ -376,7 +376,12 @@ def _partners(found: list[_Found], start: int, stop: int) -> tuple[Int64Array, _
     rows, positions = np.concatenate(row_parts), np.concatenate(position_parts)
     if len(found) == 1:
         return rows, _Partners([found[0].bucket], bucket_parts[0], positions)
-    order = np.lexsort((np.concatenate(sequence_parts), np.concatenate(time_parts), rows))
+    order = np.argsort(rows, kind="stable")
+    is_same = rows[order[1:]] == rows[order[:-1]]
+    shared = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
+    again = order[shared]  # rows with partners in one run have them in order
+    times, sequence = np.concatenate(time_parts)[again], np.concatenate(sequence_parts)[again]
+    order[shared] = again[np.lexsort((sequence, times, rows[again]))]
     buckets = [each.bucket for each in found]
     bucket_of = np.concatenate(bucket_parts)
     return rows[order], _Partners(buckets, bucket_of[order], positions[order])
