@@ -16,6 +16,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
+from jobmanager.checkpoint.messages import AbortReason
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from penstock.errors import StreamError
 from penstock.pb import checkpoint_pb2
@@ -261,6 +262,7 @@ class SimulatedSavepoints:
             manifest = store.manifest if store is not None else None
             marks = set() if store is None else store.paths() & {COMMITTED_PATH, TAKEN_BACK_PATH}
             assert len(marks) < 2, f"the output of {one.path} was committed, and was not"
+            assert AbortReason.SUBSUMED.value not in str(one.error), f"{one.path}: {one.error}"
             if one.is_taken:
                 assert store is not None, f"{one.path} was never written"
                 assert store.named(), f"{one.path} is gone"
