@@ -173,7 +173,7 @@ class CheckpointEnds:
                 is_stop = request.properties.is_stop
                 self._outbox.add(c.DiscardSavepoint(checkpoint_id, pending.target, is_stop))
             self._outbox.answer(request, checkpoint_id, c.RequestRefused.ABORTED, detail)
-            if has_ended_time and self._tasks.are_active:
+            if has_ended_time:
                 told = (
                     f"the job was not stopped, and its event time had been ended for that: {detail}"
                 )

@@ -125,7 +125,7 @@ class CheckpointStoreRunner:
         now_ms = manifest.completed_at_ms
         if wanted.properties.is_stop:
             try:
-                self._save(wanted, manifest)
+                self._save(wanted, manifest, done_before)
             except (StoreTransient, StoreNotFound, StoreCorrupt, JobRejected) as error:
                 now_ms = self._now_ms()
                 return c.CheckpointNotStored(wanted.checkpoint_id, str(error), now_ms)
@@ -168,9 +168,16 @@ class CheckpointStoreRunner:
     ) -> c.CheckpointStored:
         return c.CheckpointStored(checkpoint_id, path, self._now_ms(), done, done_references(done))
 
-    def _save(self, wanted: c.StoreCheckpoint, manifest: checkpoint_pb2.CheckpointManifest) -> None:
+    def _save(
+        self,
+        wanted: c.StoreCheckpoint,
+        manifest: checkpoint_pb2.CheckpointManifest,
+        done_before: Iterable[c.SourceDone],
+    ) -> None:
         """Makes the savepoint with which the job is stopped, before HEAD says that it is."""
-        self.savepoint(wanted.properties.target).complete(as_savepoint(manifest))
+        saved = as_savepoint(manifest)
+        self._done_splits.seal(saved, done_before)
+        self.savepoint(wanted.properties.target).complete(saved)
 
     def _begin_storing(self, checkpoint_id: int) -> HeadClaim:
         """What it is stored under; a checkpoint that was given up on before is not stored any more."""

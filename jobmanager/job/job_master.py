@@ -212,6 +212,8 @@ class JobMaster(JobMasterViews):
             match effect:
                 case Failed():
                     self._fail(effect)
+                case c.FailJob() if effect.is_free and self.state in ENDING:
+                    pass  # nothing begins again
                 case c.FailJob():
                     cause = FailureCause("CheckpointAborted", effect.message)
                     self._fail(Failed(cause, ALL, is_free=effect.is_free))

@@ -185,6 +185,26 @@ def test_what_was_stopped_goes_on_where_it_stood(new_env: NewEnvironment, tmp_pa
     assert rows == list(range(len(rows)))
 
 
+def test_what_was_stopped_reads_no_file_again(new_env: NewEnvironment, tmp_path: Path) -> None:
+    """Of what a checkpoint before the stop knew as read nobody has names any more."""
+    data, out, path = tmp_path / "data", tmp_path / "out", ""
+    data.mkdir()
+    for step in range(3):
+        for part in range(2):
+            lines = [json.dumps({"n": (2 * step + part) * 10 + n}) for n in range(10)]
+            made = tmp_path / "made.json"
+            made.write_text("\n".join(lines))
+            made.rename(data / f"{step}-{part}.json")
+        env = new_env(config={"execution.checkpointing.interval": "1h"})
+        stream = env.read_json(data, schema={"n": "int64"}, watch="20ms").uid("files")
+        stream.write_parquet(str(out))
+        handle = env.submit("watching", from_savepoint=path or None)
+        await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] >= 20)
+        handle.checkpoint(DEADLINE_S)
+        path = handle.stop(tmp_path / "kept", timeout=DEADLINE_S)
+        assert rows_of(out) == list(range(20 * (step + 1)))
+
+
 def test_a_fork_and_its_original_publish_what_is_behind_the_savepoint_once_each(
     new_env: NewEnvironment, tmp_path: Path
 ) -> None:

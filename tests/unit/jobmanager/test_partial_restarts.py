@@ -32,6 +32,7 @@ from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import JobState
 from jobmanager.rpc.graph_convert import event_of
 from penstock.connectors.source import Split
+from penstock.storage.checkpoint_properties import BehindBarrier, CheckpointProperties
 from tests.support.drawn_plans import drawn, in_words, subtask, subtasks
 from tests.support.job_story import JobStory
 
@@ -608,6 +609,35 @@ def test_survivors_hear_of_a_checkpoint_that_was_being_stored_before_producers_a
     assert told(effects, c.NotifyCompleted) == "a0 b0 b1"
     story.restored = RestoredCheckpoint(1)
     assert told(story.due(), job_effects.ReplaceProducer) == "b0 b1"
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_what_fails_while_event_time_has_been_ended_takes_everything_back(is_stored: bool) -> None:
+    """A stop with --drain told all sources that time is over: those that go on would never take rows in time again."""
+    story = Story(CACHING, checkpoints=True)
+    story.run("a0 a1 b0 b1")
+    wanted = CheckpointProperties(target="/kept/savepoint", behind=BehindBarrier.DRAIN)
+    assert told(story.do(c.CheckpointRequested("stop", 0, wanted)), c.TriggerTasks) == "a0 a1"
+    if is_stored:
+        ack(story, "a0 a1 b0 b1", 1)
+        assert cancelled(story.fail("b1")) == ""
+        assert cancelled(story.do(c.CheckpointNotStored(1, "the store is full", 0))) == "a0 a1 b0"
+    else:
+        assert cancelled(story.fail("b1")) == "a0 a1 b0"
+    assert deployed(story.due()) == "a0 a1 b0 b1"
+    story.run("a0 a1 b0 b1")
+    assert story.master.state is JobState.RUNNING
+
+
+def test_a_job_that_ends_for_another_reason_does_not_begin_again_for_its_event_time() -> None:
+    story = Story(CACHING, checkpoints=True, attempts=0)
+    story.run("a0 a1 b0 b1")
+    wanted = CheckpointProperties(target="/kept/savepoint", behind=BehindBarrier.DRAIN)
+    story.do(c.CheckpointRequested("stop", 0, wanted))
+    story.fail("b1")
+    assert story.master.failure is not None
+    assert story.master.failure.message == CAUSE.message
+    assert story.master.state is JobState.FAILED
 
 
 def test_a_newest_checkpoint_that_cannot_be_read_any_more_takes_everything_back() -> None:

@@ -38,7 +38,11 @@ from penstock.connectors.source import PART_OF, Split
 from penstock.errors import StoreTransient, Unrecoverable
 from penstock.graph.restore_check import check_restore
 from penstock.pb import checkpoint_pb2, graph_pb2
-from penstock.storage.checkpoint_properties import CheckpointKind, CheckpointProperties
+from penstock.storage.checkpoint_properties import (
+    BehindBarrier,
+    CheckpointKind,
+    CheckpointProperties,
+)
 from penstock.storage.fsck import check_store
 from penstock.storage.head import HeadOutcomeUnknown
 from penstock.storage.local_store import LocalStore
@@ -495,6 +499,36 @@ def test_a_savepoint_has_them_in_itself_and_a_job_that_starts_from_it_has_files_
     (done,) = read_done_splits(other.located(), StoreSnapshotReader(None)).values()
     assert not done.chunks
     assert done.holds(files(0, 305)) == [True] * 300 + [False] * 5
+
+
+def test_the_savepoint_that_a_job_is_stopped_with_has_all_of_them_in_itself(tmp_path: Path) -> None:
+    """Those of checkpoints before as well, of which nobody has names any more."""
+    world = World(Disk(tmp_path / JOB), SETTINGS)
+    for number in range(3):
+        world.add(*files(number * 100, 100))
+        world.read_all()
+        assert world.checkpoint()
+    world.add(*files(300, 5))
+    world.read_all()
+    target = str(tmp_path / "s")
+    world.checkpoints.savepoint(target).begin()
+    wanted = c.StoreCheckpoint(
+        checkpoint_id=99,
+        triggered_at_ms=0,
+        snapshots=tuple((one.key, one.snapshot(99)) for one in world.readers),
+        finished=(),
+        replaced=(),
+        retained=(99,),
+        next_checkpoint_id=200,
+        state_bytes=0,
+        properties=CheckpointProperties(target=target, behind=BehindBarrier.HOLD),
+    )
+    stored = world.checkpoints.store(wanted, (), {}, world.splits.done)
+    assert isinstance(stored, c.CheckpointStored)
+    manifest = decode_manifest(LocalStore(Path(target)).get("manifest"))
+    assert not references(manifest)
+    (done,) = read_done_splits(manifest, StoreSnapshotReader(None)).values()
+    assert all(done.holds(files(0, 305)))
 
 
 def test_done_splits_are_state_of_their_source(store: Any) -> None:
