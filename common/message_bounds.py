@@ -32,7 +32,7 @@ NAMES = _words(
     """
     artifact backend cloudpickle_version cluster_id codec key_codec collect_id colocation_group column compression delimiter directory display_name
     edge_id error_class exception file format function host host_id id incarnation instance java_version job_id job_name kind name operator
-    operator_uid path checkpoint_directory shared_directory promoted_as python_version client_version replaces_job_id rpc_address
+    operator_uid output_directory output_uid path checkpoint_directory shared_directory promoted_as python_version client_version replaces_job_id rpc_address
     side_tag slot_group sort_by target
     slot_id operation_id source_vertex store tag target_vertex taskmanager_id tcp_host uid unix_path updates_of version vertex late_tag key
     """
@@ -121,6 +121,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "attempt": (-1, 2**31 - 2),
     "producer_attempt": (-1, 2**31 - 2),
     "index": (0, _INDEX_MAX),
+    "input": (0, 1_000),
     "operator_index": (-1, _INDEX_MAX),
     "target_input": (0, 1_000),
     "cores": (0, 1_024),
@@ -149,7 +150,8 @@ COMPARED = _words(
     format_version from_version gap_ms id idle_ms idle_timeout_ms in_credit_bytes in_queued_bytes inactivity_interval_ms item_count late_records
     leader_epoch level0_files limit lines local_backup_failures lower_ms max_delay_ms memory_bytes memtable_bytes min_event_time_ms
     min_size_bytes namespace offset offset_ms oldest_peer_epoch out_of_orderness_ms out_waiting_batches pending_compaction_bytes promoted_at_ms
-    protocol_version rate records_in records_out restored_local_bytes restored_store_bytes roll_interval_ms roll_size_bytes row_count rows seed
+    protocol_version rate records_in records_out restored_local_bytes restored_store_bytes roll_interval_ms roll_size_bytes row_count rows
+    savepoint_id seed
     sequence since size size_bytes size_ms slide_ms spill_bytes start_delay_ms state_bytes sync_ms table timestamp_ms to_version ttl_ms
     uploaded_bytes upper_ms version watch_interval_ms watermark_ms
     """

@@ -40,10 +40,7 @@ from typing import assert_never
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.failover.failure_cause import FailureCause, more_telling
-from jobmanager.graph.execution_attempt import (
-    AttemptState,
-    SubtaskId,
-)
+from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.job.attempt_reports import AttemptReports
 from jobmanager.job.departures import Departures

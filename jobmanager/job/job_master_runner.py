@@ -432,7 +432,7 @@ class JobMasterRunner:
     async def _deploy(
         self, client: TaskManagerClient, tasks: list[internal_pb2.TaskDeployment]
     ) -> None:
-        self._persisted_inputs.connect(tasks)
+        await self._persisted_inputs.connect(tasks)
         await client.deploy_tasks(tasks)
 
     def _begin_to_locate(self, work: Coroutine[Any, Any, None]) -> None:

@@ -37,8 +37,8 @@ class PersistedInputsRunner:
         self._held = held
         self._endpoint_of = endpoint_of
 
-    def connect(self, tasks: Iterable[internal_pb2.TaskDeployment]) -> None:
-        """Tells tasks where to read.
+    async def connect(self, tasks: Iterable[internal_pb2.TaskDeployment]) -> None:
+        """Tells tasks where to read, once TaskManagers that may still register have done so, as far as that matters.
 
         Raises:
             Unrecoverable: some of it is gone.
@@ -48,7 +48,7 @@ class PersistedInputsRunner:
             source = self._sources.get(task.vertex.id)
             # One that had done all its work has nothing to read.
             if source is not None and not task.restore.finished:
-                parts = self._held.parts_of(source.name, source.job_id)
+                parts = await self._held.registered_parts_of(source.name, source.job_id)
                 share = share_of(parts, task.attempt.subtask_index, task.vertex.parallelism)
                 shared = "" if self._held.shared is None else self._held.shared.uri
                 add_persisted_input(task, share, self._endpoint_of, shared)

@@ -321,6 +321,20 @@ class HeldPartitionsRunner:
                 "just started)"
             ) from error
 
+    async def registered_parts_of(self, name: str, job_id: str) -> tuple[PromotedPart, ...]:
+        """As ``parts_of``, and waits for TaskManagers that may still register where some are missing."""
+        while True:
+            self._changed.clear()
+            try:
+                return self.parts_of(name, job_id)
+            except PartitionUnavailable:
+                rest_s = self._settles_in_s()
+                if rest_s <= 0:
+                    raise
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(rest_s):
+                    await self._changed.wait()
+
     @contextlib.contextmanager
     def claimed(self, name: str) -> Iterator[None]:
         """Within it no other job is given the name.

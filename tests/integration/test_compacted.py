@@ -94,12 +94,21 @@ def held(cluster: DaemonCluster) -> list[tuple[str, str]]:
         return [(one.promoted_as, one.job_id) for one in client.partitions()]
 
 
+def await_swept(cluster: DaemonCluster, partitions: int) -> None:
+    """Waits until only so many are left: what was replaced goes when its last reader has ended and been noted."""
+    deadline = Deadline("that what was replaced is swept")
+    while len(held(cluster)) > partitions:
+        deadline.left()
+        time.sleep(0.1)
+
+
 def test_a_user_compacts_and_sorts(cluster: DaemonCluster) -> None:
     persist(cluster, "numbers")
     written = read(cluster, "numbers")
     said = compact(cluster, "--compact", "numbers", "--json").json
     assert (said["before"]["partitions"], said["after"]["partitions"]) == (4, 1)
     assert said["before"]["rows"] == said["after"]["rows"] == ROWS
+    await_swept(cluster, 1)
     assert held(cluster) == [("numbers", said["after"]["job_id"])]
     assert sorted(read(cluster, "numbers"), key=str) == sorted(written, key=str)
     shown = compact(cluster, "--compact", "numbers", "--sort-by", "shuffled").stdout
@@ -176,10 +185,7 @@ def test_readers_go_on_with_what_they_read_whatever_is_killed(
         reader.wait(60)
     rows = Counter(pq.read_table(tmp_path / "output")["n"].to_pylist())
     assert rows == Counter(range(ROWS))
-    deadline = Deadline("that what was replaced is swept")
-    while len(held(cluster)) > 1:
-        deadline.left()
-        time.sleep(0.1)
+    await_swept(cluster, 1)
     assert [row["n"] for row in read(cluster, "numbers")] == list(range(ROWS))
 
 

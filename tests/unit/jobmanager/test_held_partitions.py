@@ -14,8 +14,10 @@ import pytest
 
 from common.pb import internal_pb2
 from jobmanager.partitions.held_partitions import HeldPartition, HeldPartitions, Holdings
+from jobmanager.partitions.promoted import PromotedSet
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.held_partitions_runner import HeldPartitionsRunner
+from penstock.errors import Unrecoverable
 from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 
@@ -70,6 +72,28 @@ def test_taskmanagers_that_may_still_register_are_waited_for() -> None:
         assert set((await runner.locate("a", wanted(0, 1))).values()) == {"tm1", "tm2"}
         assert loop.time() < settled_at
         assert await runner.locate("a", wanted(1, 2)) == {held("a", 1).partition_id: "tm2"}
+        assert loop.time() >= settled_at
+
+    run(scenario)
+
+
+def test_a_persisted_set_is_read_when_those_who_hold_it_have_registered() -> None:
+    """A JobManager that has just started again; then, what is not there when all could have registered is gone."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        settled_at = loop.time() + 0.2
+        runner = HeldPartitionsRunner(_no_client, _no_work, lambda: settled_at - loop.time())
+        whole_set = PromotedSet("mine", "old", b"", 2, 0, True)
+        holdings = [Holdings((held("old", n, "mine"),), 1, 70, (whole_set,)) for n in range(2)]
+        runner.observe("tm1", holdings[0])
+        loop.call_later(0.05, runner.observe, "tm2", holdings[1])
+        parts = await runner.registered_parts_of("mine", "old")
+        assert [part.taskmanager_id for part in parts] == ["tm1", "tm2"]
+        assert loop.time() < settled_at
+        runner.lost("tm2")
+        with pytest.raises(Unrecoverable, match="1 of the 2 partitions"):
+            await runner.registered_parts_of("mine", "old")
         assert loop.time() >= settled_at
 
     run(scenario)

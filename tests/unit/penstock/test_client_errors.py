@@ -175,7 +175,10 @@ def free_port() -> int:
 
 def test_nobody_answers() -> None:
     address = f"127.0.0.1:{free_port()}"
-    with Client(f"{address},{address}") as client, pytest.raises(errors.JobManagerUnreachable) as e:
+    with (
+        Client(f"{address},{address}", leader_timeout_s=2) as client,
+        pytest.raises(errors.JobManagerUnreachable) as e,
+    ):
         client.jobs()
     assert address in str(e.value)
     assert "penstock cluster start" in str(e.value)

@@ -177,7 +177,7 @@ LOSES: dict[str, dict[str, Call]] = {
 }
 """What gives a plain stream that remembers."""
 
-GROUPS = {"aggregate", "window", "window_all", "join", "spark"}
+GROUPS = {"aggregate", "window", "window_all", "join", "spark", "engine"}
 """What gives out a stream of its own, which never had keys."""
 
 ENDS = {

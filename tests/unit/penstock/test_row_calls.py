@@ -82,7 +82,7 @@ STEPS = st.tuples(
 )
 
 
-@examples(150)
+@examples(25)
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     steps=st.lists(STEPS, min_size=1, max_size=12),
