@@ -358,7 +358,8 @@ class LeavingPassage(Passage):
         self._relay.tell("tls.refused", place, reason)
         if self._far is None or not self._far.has_received:
             said = self._way.apology(f"there is no TLS connection to {place}: {reason}")
-            self._near.drain(memoryview(said))
+            with contextlib.suppress(OSError):  # who has left does not hear it
+                self._near.drain(memoryview(said))
 
     @override
     def _end(self, left: Leg) -> None:

@@ -86,7 +86,8 @@ class UserOperationsRunner:
         Raises:
             JobRejected: the job takes none, the id is not one, or there is no directory.
         """
-        savepoints, path = self._place_of_savepoint(operation_id, directory)
+        refused = f"no savepoint of job {self._job_id} was taken"
+        savepoints, path = self._place_of_savepoint(operation_id, directory, refused)
         wanted = JobOperation(operation_id, OperationKind.SAVEPOINT, path, format.name)
         return self._begin(wanted, lambda operation: savepoints.take(operation, format))
 
@@ -104,7 +105,8 @@ class UserOperationsRunner:
         Raises:
             JobRejected: as ``savepoint``.
         """
-        savepoints, path = self._place_of_savepoint(operation_id, directory)
+        refused = f"job {self._job_id} was not stopped, and runs on"
+        savepoints, path = self._place_of_savepoint(operation_id, directory, refused)
         behind = BehindBarrier.DRAIN if drain else BehindBarrier.HOLD
         wanted = JobOperation(operation_id, OperationKind.STOP, path, behind.name)
         return self._begin(wanted, lambda operation: savepoints.stop(operation, behind, format))
@@ -121,19 +123,19 @@ class UserOperationsRunner:
         self._has_run = True
 
     def _place_of_savepoint(
-        self, operation_id: str, directory: str
+        self, operation_id: str, directory: str, refused: str
     ) -> tuple[SavepointsRunner, str]:
         self._requests.check_open()
         savepoints = self._savepoints
         if savepoints is None:
             raise JobRejected(
-                f"no savepoint of job {self._job_id} was taken: it takes no checkpoints: set "
-                "execution.checkpointing.interval, and execution.checkpointing.dir"
+                f"{refused}: it takes no checkpoints: set execution.checkpointing.interval, and "
+                "execution.checkpointing.dir"
             )
         directory = directory or self._savepoint_directory
         if not directory:
             raise JobRejected(
-                f"no savepoint of job {self._job_id} was taken: name a directory for it, or set "
+                f"{refused}: name a directory for its savepoint, or set "
                 "execution.checkpointing.savepoint-dir"
             )
         return savepoints, substore(directory, savepoint_name(self._job_id, operation_id))

@@ -19,7 +19,13 @@ from penstock.client.announced_tokens import find_token
 from penstock.client.client_tls import ClientTls, open_channel, why_no_channel
 from penstock.client.credentials import token_metadata
 from penstock.client.greeting import check_answer, greeting
-from penstock.client.grpc_errors import UNANSWERED, error_from_rpc, is_ours, unanswered
+from penstock.client.grpc_errors import (
+    UNANSWERED,
+    error_from_rpc,
+    is_ended_here,
+    is_ours,
+    unanswered,
+)
 from penstock.client.protocol import MESSAGE_SIZE_MAX_BYTES, METADATA_SIZE_MAX_BYTES
 from penstock.client.shielded import shielded
 from penstock.errors import JobManagerUnreachable, NotLeader, ProtocolMismatch, StreamError
@@ -177,6 +183,8 @@ class LeaderConnection:
             if isinstance(ours, NotLeader) and not prefix:
                 self.close()
             return ours
+        if is_ended_here(error):
+            return StreamError(f"the call was ended on this side: {call.details()}")
         if code in UNANSWERED:
             if code is not grpc.StatusCode.DEADLINE_EXCEEDED and not prefix:
                 # What answered may be gone for good: look for the leader at the next call.

@@ -69,6 +69,9 @@ calls that are under way."""
 UNANSWERED: Final = frozenset({_Status.UNAVAILABLE, _Status.DEADLINE_EXCEEDED, _Status.CANCELLED})
 """Codes that gRPC itself gives to a call that got no answer."""
 
+_ENDED_HERE: Final = ("Locally cancelled by application!", "Channel closed!")
+"""What gRPC writes of calls that this process has ended itself."""
+
 _REASONS: Final = (
     (("http1", "HTTP proxy"), "something that is not Penstock listens there"),
     (("refused",), "connection refused"),
@@ -165,6 +168,12 @@ def error_from_rpc(error: grpc.RpcError) -> StreamError:
     """
     call: Any = error
     return error_from_status(call.code(), call.details() or "", call.trailing_metadata() or ())
+
+
+def is_ended_here(error: grpc.RpcError) -> bool:
+    """Whether this process has ended a call itself, as it does at Ctrl-C: that says nothing of the other side."""
+    call: Any = error
+    return call.code() is _Status.CANCELLED and call.details() in _ENDED_HERE
 
 
 def is_ours(error: grpc.RpcError) -> bool:

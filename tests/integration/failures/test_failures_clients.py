@@ -91,7 +91,7 @@ def test_ctrl_c_cancels_the_job_and_waits_for_its_end(
     program, slot = running
     program.send_to_group(signal.SIGINT)
     ended = program.wait(10)
-    assert state(last_job(client)) == "CANCELED"
+    assert state(last_job(client)) == "CANCELED", ended
     wait_ended(slot, 10)
     assert "cancelling job" in ended.stderr
     assert "was cancelled" in ended.stderr

@@ -386,6 +386,26 @@ def test_who_is_reached_and_speaks_no_tls_is_called_so(
     told.until("tls.refused", "it speaks no TLS")
 
 
+def test_who_leaves_before_it_can_be_told_takes_nobody_along(
+    hosts: TwoHosts, tmp_path: Path, ca: trustme.CA, told: Told
+) -> None:
+    files = certificate_files(tmp_path, ca)
+    hosts.start(files.files(), files.files())
+    entered = hosts.port
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+        hosts.port = plain.getsockname()[1]
+        left = hosts.connect()
+        accepted, _ = plain.accept()
+        left.close()
+        accepted.close()
+        told.until("tls.refused", "during the handshake")
+    hosts.port = entered
+    one, other = hosts.pair()
+    with one, other:
+        one.sendall(b"x")
+        assert other.recv(1) == b"x"
+
+
 def test_who_only_looks_whether_there_is_a_port_is_not_talked_about(
     hosts: TwoHosts, tmp_path: Path, ca: trustme.CA, told: Told
 ) -> None:
