@@ -140,7 +140,7 @@ def hold_until(gate: Path, begun: Path) -> Callable[[pa.RecordBatch], pa.RecordB
     return hold
 
 
-@pytest.mark.sampled(1)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("killed", ["nothing", "the command", "its slots", "the JobManager"])
 def test_readers_go_on_with_what_they_read_whatever_is_killed(
     cluster: DaemonCluster, tmp_path: Path, killed: str

@@ -32,7 +32,7 @@ from tests.support.elected_cluster import RATE, slots_of, submitted, token_of, w
 from tests.support.jobs import DEADLINE_S
 from tests.support.processes import Deadline, wait_ended
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
 FAULT_POINTS = Path(__file__).parents[2] / "support" / "fault_points"
 

@@ -27,7 +27,7 @@ from tests.support.engines import (
     rows_of_spark,
 )
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.sampled(3)]
 
 MIN, MAX = -(2**63), 2**63 - 1
 SCHEMA = pa.schema(

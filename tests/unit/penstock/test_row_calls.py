@@ -82,7 +82,7 @@ STEPS = st.tuples(
 )
 
 
-@examples(25)
+@examples(10)
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     steps=st.lists(STEPS, min_size=1, max_size=12),
