@@ -427,9 +427,9 @@ class JobMaster(JobMasterViews):
             self._stop(JobState.SUSPENDED)
             return
         groups = self._parts.groups
+        self._become(JobState.SUSPENDED)
         self._perform(self._restarts.withdraw(groups.all))
         self._perform(self._parts.stop_checkpoints())
-        self._become(JobState.SUSPENDED)
         self._phase = next_phase(self._phase, JobTurn.LEFT)
         self._parts.lease.leave_all()
 

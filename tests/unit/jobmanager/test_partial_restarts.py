@@ -63,6 +63,7 @@ class Story(JobStory):
         first_attempt: int = 0,
         restored: RestoredCheckpoint | None = None,
         shares_spill: bool = False,
+        goes_on: bool = False,
     ) -> None:
         make = partial(_coordinator, CheckpointSettings(interval_ms=1_000)) if checkpoints else None
         restart = RestartSettings(FixedDelay(attempts, 500))
@@ -73,6 +74,7 @@ class Story(JobStory):
             first_attempt=first_attempt,
             is_recovered=first_attempt > 0,
             shares_spill=shares_spill,
+            goes_on=goes_on,
         )
         super().__init__(plan, options, slots_per_taskmanager)
         self.restored = restored
@@ -638,6 +640,17 @@ def test_a_job_that_ends_for_another_reason_does_not_begin_again_for_its_event_t
     assert story.master.failure is not None
     assert story.master.failure.message == CAUSE.message
     assert story.master.state is JobState.FAILED
+
+
+def test_a_leader_that_hands_over_ends_no_task_for_its_event_time() -> None:
+    """The next one finds out that it has been ended, and has all begin again."""
+    story = Story(CACHING, checkpoints=True, goes_on=True)
+    story.run("a0 a1 b0 b1")
+    wanted = CheckpointProperties(target="/kept/savepoint", behind=BehindBarrier.DRAIN)
+    story.do(c.CheckpointRequested("stop", 0, wanted))
+    effects = story.do(job_events.SuspendRequested())
+    assert cancelled(effects) == ""
+    assert story.master.state is JobState.SUSPENDED
 
 
 def test_a_newest_checkpoint_that_cannot_be_read_any_more_takes_everything_back() -> None:
