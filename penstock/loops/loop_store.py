@@ -106,7 +106,7 @@ def _refused(function: Any) -> str:
     """Why this loop was refused before; "" = it was not."""
     try:
         return _note_of(function).read_text()
-    except OSError:
+    except FileNotFoundError:
         return ""
 
 
