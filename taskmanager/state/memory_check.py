@@ -14,7 +14,9 @@ _PAUSE_PER_CHECK: Final = 50
 
 
 class MemoryCheck:
-    """Checks a slot's memory now and then.
+    """Checks a slot's memory now and then: each 5 ms, or 50 times as long after a check as it took. Of
+    two checks the shorter one counts, since a thread that lost its processor in one would not look again
+    for seconds.
 
     Args:
         memory: what the states of the slot may take together.
@@ -25,6 +27,8 @@ class MemoryCheck:
         self._memory = memory
         self._clock = clock
         self._next_ns = 0
+        self._last_ns = 0
+        """How long the last check took."""
         self._users: list[MemoryUser] = []
 
     def register(self, name: str, used_bytes: Callable[[], int]) -> None:
@@ -44,7 +48,9 @@ class MemoryCheck:
             return
         self._memory.check()
         done = self._clock.monotonic_ns()
-        self._next_ns = done + max(_PAUSE_NS_MIN, _PAUSE_PER_CHECK * (done - now))
+        shorter = min(self._last_ns, done - now)
+        self._last_ns = done - now
+        self._next_ns = done + max(_PAUSE_NS_MIN, _PAUSE_PER_CHECK * shorter)
 
     def close(self) -> None:
         """Removes all users."""

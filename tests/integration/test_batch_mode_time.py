@@ -357,11 +357,11 @@ def test_more_state_than_memory_names_operator_and_remedy(shape: str) -> None:
     rows = 400_000
     numbers = pa.array(range(rows), pa.int64())
     table = pa.table({"k": numbers, "ts": numbers})
-    for backend in ("hashmap", "rocksdb"):
+    for backend, size in (("hashmap", "2mb"), ("rocksdb", "8mb")):
         config = {
             "execution.runtime-mode": "batch",
             "state.backend.type": backend,
-            "taskmanager.memory.managed.size": "8mb",
+            "taskmanager.memory.managed.size": size,
         }
         with ps.Environment(parallelism=1, config=config) as env:
             keyed = env.from_arrow(table).with_event_time("ts").key_by("k")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import signal
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -150,6 +151,16 @@ def test_output_in_place_is_there_once_whatever_an_attempt_has_left(
     assert sorted(row["n"] for row in all_rows(tmp_path / "out")) == list(range(30))
 
 
+def files_of_tasks(directory: Path) -> list[Path]:
+    """What tasks of Spark that have ended have written; others rename and remove beside."""
+    return [
+        Path(at, name)
+        for at, _, names in os.walk(directory)
+        for name in names
+        if Path(at).name.startswith("task_") and name.endswith(".parquet")
+    ]
+
+
 def dying(directory: Path) -> Callable[[Any], Any]:
     """A function whose first attempt is killed when Spark has written one of its files."""
 
@@ -161,8 +172,8 @@ def dying(directory: Path) -> Callable[[Any], Any]:
             for batch in batches:
                 if max(batch["n"].to_pylist()) >= 20 and not (directory / "left").exists():
                     # Its task writes; the others' have been written, or will be.
-                    while not (written := list(out.rglob("task_*/*.parquet"))):
-                        pass
+                    while not (written := files_of_tasks(out)):
+                        time.sleep(0.01)
                     (directory / "left").write_text("\n".join(map(str, written)))
                     os.kill(driver, signal.SIGKILL)
                 yield batch
