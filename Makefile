@@ -56,7 +56,7 @@ type: setup ## Check the types
 	@$(BIN)/mypy penstock common jobmanager taskmanager
 
 test: setup servers ## Run the tests
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
 test-all: setup servers ## Run the tests, those too of which CI takes a sample
 	@PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder

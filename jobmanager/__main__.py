@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from jobmanager.main import main
+from common.lasting_imports import lasting_imports
+
+with lasting_imports():
+    from jobmanager.main import main
 
 sys.exit(main(sys.argv[1:]))

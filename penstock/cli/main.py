@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 
 import click
@@ -25,6 +26,7 @@ from penstock.cli.taskmanagers import drain, taskmanagers
 @click.version_option(importlib.metadata.version("penstock"), prog_name="penstock")
 def main() -> None:
     """Run and operate Penstock jobs."""
+    gc.freeze()  # what is imported is no garbage: the end of the process need not look at it
     from penstock.storage.open_store import use_s3
 
     use_s3(lambda: client_configuration().s3)

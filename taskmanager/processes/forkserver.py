@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common.process import adopt_orphans, die_with_parent
 from taskmanager.processes.fork_child import EntryPoint, run_child
 from taskmanager.processes.fork_protocol import (
     DESCRIPTORS_MAX,
@@ -77,6 +76,8 @@ class Forkserver:
 
     def serve(self, import_ms: int) -> None:
         """Serves until the daemon closes the socket, or ends; then nothing that was forked lives."""
+        from common.process import adopt_orphans, die_with_parent
+
         adopt_orphans()
         daemon_pid = os.getppid()
         # From here on it must not die at once: what slots have started would outlive it.
@@ -203,11 +204,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--preload", default=",".join(PRELOADED_MODULES))
     arguments = parser.parse_args(argv)
 
+    # No collection looks at what is imported: none of it is garbage, here and in what is forked.
+    gc.disable()
+    from common.process import die_with_parent
+
     die_with_parent(arguments.parent_pid)
     # A terminal's Ctrl-C and a SIGTERM to the process group are the daemon's to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    gc.disable()
     started_ns = time.monotonic_ns()
     for module in filter(None, arguments.preload.split(",")):
         importlib.import_module(module)
@@ -227,7 +231,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.warm_up:
         warm_up: Callable[[], object] = _load(arguments.warm_up)
         warm_up()
-    gc.collect()
     gc.freeze()
     import_ms = (time.monotonic_ns() - started_ns) // 1_000_000
     with socket.socket(fileno=arguments.control_fd) as control:
