@@ -55,6 +55,7 @@ COUNTS: dict[str, int] = {
     # of attempts; events of one batch
     "metrics": 1_000_000,
     "held_attempts": 1_000_000,
+    "ended_attempts": 1_000_000,
     "reads": 1_000_000,
     "found": 1_000_000,
     "given": 1_000_000,

@@ -324,6 +324,7 @@ class TaskManagerAssembly:
             metrics=self._supervisor.metrics,
             held_slots=self._supervisor.held_slots,
             held_attempts=self._supervisor.held_attempts,
+            ended_attempts=self._supervisor.ended_attempts,
             held_partitions=lambda: self._partition_keeper.held,
             spill_bytes=lambda: self._partition_keeper.spill_bytes,
             follow=self._follow,

@@ -42,6 +42,7 @@ class RegisterTaskManagerRequest(_message.Message):
     HOLDINGS_FIELD_NUMBER: _builtins.int
     HELD_ATTEMPTS_FIELD_NUMBER: _builtins.int
     JAVA_VERSION_FIELD_NUMBER: _builtins.int
+    ENDED_ATTEMPTS_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     rpc_address: _builtins.str
     """host:port of TaskManagerInternal."""
@@ -68,6 +69,10 @@ class RegisterTaskManagerRequest(_message.Message):
     def held_attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldAttempt]:
         """What it has been running for an earlier leader."""
 
+    @_builtins.property
+    def ended_attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptId]:
+        """Attempts that it was given and whose processes have ended, the newest of them: nothing of these runs."""
+
     def __init__(
         self,
         *,
@@ -84,10 +89,11 @@ class RegisterTaskManagerRequest(_message.Message):
         holdings: Global___Holdings | None = ...,
         held_attempts: _abc.Iterable[Global___HeldAttempt] | None = ...,
         java_version: _builtins.str = ...,
+        ended_attempts: _abc.Iterable[Global___AttemptId] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["holdings", b"holdings", "partition_endpoint", b"partition_endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloudpickle_version", b"cloudpickle_version", "held_attempts", b"held_attempts", "holdings", b"holdings", "incarnation", b"incarnation", "java_version", b"java_version", "packages", b"packages", "partition_endpoint", b"partition_endpoint", "pid", b"pid", "python_version", b"python_version", "rpc_address", b"rpc_address", "slots", b"slots", "taskmanager_id", b"taskmanager_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloudpickle_version", b"cloudpickle_version", "ended_attempts", b"ended_attempts", "held_attempts", b"held_attempts", "holdings", b"holdings", "incarnation", b"incarnation", "java_version", b"java_version", "packages", b"packages", "partition_endpoint", b"partition_endpoint", "pid", b"pid", "python_version", b"python_version", "rpc_address", b"rpc_address", "slots", b"slots", "taskmanager_id", b"taskmanager_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,8 +15,10 @@ from typing import Final
 import structlog
 
 from common.clock import Clock
+from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.slot import Slot
 from jobmanager.job.job_operation import OperationKind
+from jobmanager.job.kept_partitions_runner import KeptPartitionsRunner
 from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.liveness.reachability import Reachability
 from jobmanager.messages import job_events
@@ -38,6 +40,7 @@ class AttemptSearchRunner:
         subtask_count: how many it has.
         taskmanagers: which had attempts of it, and where they are called.
         cluster: where TaskManagers register.
+        kept: its complete partitions.
         clock: where the time comes from.
         operations: what users have asked of the job, and has not ended.
         post: takes what was found.
@@ -49,6 +52,7 @@ class AttemptSearchRunner:
         subtask_count: int,
         taskmanagers: Mapping[str, str],
         cluster: ClusterRunner,
+        kept: KeptPartitionsRunner,
         clock: Clock,
         operations: OperationsRunner,
         post: Callable[[job_events.JobEvent], None],
@@ -57,6 +61,7 @@ class AttemptSearchRunner:
         self._subtask_count = subtask_count
         self._awaited = dict(taskmanagers)
         self._cluster = cluster
+        self._kept = kept
         self._clock = clock
         self._operations = operations
         self._post = post
@@ -70,18 +75,46 @@ class AttemptSearchRunner:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PAUSE_S):
                     await self._cluster.wait_for_registration()
-        now_ms, told = self._clock.now_ms(), self._cluster.sought.of(self._job_id)
-        for taskmanager_id, _, held in told:
-            self._cluster.client(taskmanager_id).note_endpoint(held.endpoint)
-        found = tuple(
-            found_attempt(held, id, incarnation, now_ms) for id, incarnation, held in told
-        )
+        read = {key for one in self._found() for key in one.reads}
+        shared = await self._kept.found_shared(read)
+        # From here on nothing may be lost that is not told of behind it.
+        found, held = self._found(), self._kept.held()
+        for taskmanager_id, _, one in self._cluster.sought.of(self._job_id):
+            self._cluster.client(taskmanager_id).note_endpoint(one.endpoint)
+        ended = self._cluster.sought.ended_of(self._job_id)
+        holders = {one.slot.taskmanager_id for one in found}
         self._end()
         reason = self._why_none()
         self._log.info(
-            "attempts.found", found=len(found), wanted=self._subtask_count, why_not=reason
+            "attempts.found",
+            found=len(found),
+            wanted=self._subtask_count,
+            partitions=len(held) + len(shared),
+            why_not=reason,
         )
-        self._post(job_events.AttemptsFound(attempt, found, reason))
+        self._post(
+            job_events.AttemptsFound(
+                attempt,
+                found,
+                reason,
+                (*held, *shared),
+                self._kept.endpoints(holders | {one.taskmanager_id for one in held}),
+                frozenset(
+                    SubtaskId(one.vertex, one.subtask_index)
+                    for own in ended.values()
+                    for one in own
+                ),
+                # One that knows of nothing has been started again.
+                is_anyone_missing=not self._awaited.keys() <= holders | ended.keys(),
+            )
+        )
+
+    def _found(self) -> tuple[job_events.FoundAttempt, ...]:
+        now_ms = self._clock.now_ms()
+        return tuple(
+            found_attempt(held, id, incarnation, now_ms)
+            for id, incarnation, held in self._cluster.sought.of(self._job_id)
+        )
 
     def abandon(self) -> tuple[Slot, ...]:
         """Looks no longer; returns the slots that are to be freed, since nobody takes them over."""

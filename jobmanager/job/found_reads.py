@@ -2,7 +2,8 @@
 
 A consumer on a pipelined exchange that reads another attempt than the one that counts has failed: its rows are gone. On
 one that keeps its rows the consumer may only not have heard yet that its producer was replaced; it is told so where
-the producer's restart spares it, and begins again where it does not.
+the producer's restart spares it, and begins again where it does not. On a blocking one it reads what it has begun to
+read to its end, or has done so, where another attempt writes the same.
 
 Invariant: whoever goes on reads from those that count, or is told to.
 """
@@ -100,7 +101,8 @@ def checked_reads(
 def _readings(
     newest: Newest, plan: JobPlan
 ) -> Iterator[tuple[str, Exchange, job_events.FoundAttempt, SubtaskId]]:
-    """Edge, what becomes of its rows, an attempt that reads it and has not finished, and a producer."""
+    """Edge, what becomes of its rows, an attempt that reads it, and a producer; what has finished may have read
+    other rows than there are now from blocking exchanges only."""
     for edge in plan.edges:
         if edge.is_persisted:
             continue
@@ -108,7 +110,8 @@ def _readings(
         consumers = plan.vertex(edge.target).parallelism
         for index in range(consumers):
             reader = newest.get(SubtaskId(edge.target, index))
-            if reader is None or reader.state is AttemptState.FINISHED:
+            has_finished = reader is not None and reader.state is AttemptState.FINISHED
+            if reader is None or (has_finished and edge.exchange is not Exchange.BLOCKING):
                 continue
             for producer, _ in producers_of(edge.partitioning, producers, consumers, index):
                 yield edge.id, edge.exchange, reader, SubtaskId(edge.source, producer)

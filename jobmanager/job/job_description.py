@@ -133,7 +133,12 @@ class JobDescription:
 
 def goes_on(graph: graph_pb2.JobGraph, plan: JobPlan, settings: JobSettings) -> bool:
     """Whether what one JobManager has deployed of a job can run on under the next."""
-    return can_go_on(plan) and not (settings.keeps_in_jobmanager or _collects(graph))
+    able = can_go_on(
+        plan,
+        takes_checkpoints=settings.checkpoints is not None,
+        has_rivals=settings.speculation is not None,
+    )
+    return able and not (settings.keeps_in_jobmanager or _collects(graph))
 
 
 def _collects(graph: graph_pb2.JobGraph) -> bool:

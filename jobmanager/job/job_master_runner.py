@@ -173,6 +173,7 @@ class JobMasterRunner:
             sum(vertex.parallelism for vertex in self._job.plan.vertices),
             options.taskmanagers,
             self._cluster,
+            self._kept,
             self._clock,
             self.checkpoints.asked.operations,
             self.post,

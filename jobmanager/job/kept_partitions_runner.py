@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from jobmanager.graph.deployment import Endpoint
@@ -61,6 +62,35 @@ class KeptPartitionsRunner:
             located.append(job_events.LocatedPartition(holder, endpoint, *wanted[partition]))
         self._post(job_events.PartitionsLocated(effect.attempt, tuple(located)))
 
+    def held(self) -> tuple[job_events.LocatedPartition, ...]:
+        """What TaskManagers that have registered hold of the job."""
+        held = self._cluster.partitions.of_job(self._job_id)
+        endpoints = dict(self.endpoints(held.values()))
+        return tuple(
+            _located(partition, holder, endpoints[holder])
+            for partition, holder in held.items()
+            if holder in endpoints
+        )
+
+    async def found_shared(
+        self, wanted: Collection[tuple[str, AttemptKey]]
+    ) -> tuple[job_events.LocatedPartition, ...]:
+        """What of some partitions is complete on shared storage."""
+        shared = self._cluster.partitions.shared
+        ids = {_id_of(*one) for one in wanted if one[0] in self._shared_edges}
+        if shared is None or not ids:
+            return ()
+        found = await shared.found(self._job_id, ids)
+        return tuple(_located(one, SHARED_STORAGE, Endpoint("")) for one in found)
+
+    def endpoints(self, taskmanagers: Iterable[str]) -> tuple[tuple[str, Endpoint], ...]:
+        """Where TaskManagers serve what finished attempts have written; those that do not are left out."""
+        endpoints: dict[str, Endpoint] = {}
+        for taskmanager_id in sorted(set(taskmanagers) - {SHARED_STORAGE}):
+            with suppress(TaskManagerLost):
+                endpoints[taskmanager_id] = self._endpoint_of(taskmanager_id)
+        return tuple(endpoints.items())
+
     async def _holders(self, wanted: frozenset[PartitionId]) -> Mapping[PartitionId, str]:
         partitions = self._cluster.partitions
         if partitions.shared is None:
@@ -93,6 +123,13 @@ class KeptPartitionsRunner:
                 taskmanager_id=effect.taskmanager_id,
                 reason=str(error),
             )
+
+
+def _located(
+    partition: PartitionId, holder: str, endpoint: Endpoint
+) -> job_events.LocatedPartition:
+    producer = AttemptKey(partition.vertex, partition.subtask_index, partition.attempt)
+    return job_events.LocatedPartition(holder, endpoint, partition.edge_id, producer)
 
 
 def _id_of(edge_id: str, producer: AttemptKey) -> PartitionId:

@@ -146,6 +146,12 @@ class SourceSplits:
             )
         ]
 
+    def retire(self, subtasks: Iterable[SubtaskId]) -> None:
+        """These have finished, and read nothing any more of what is still to be given."""
+        for subtask in subtasks:
+            for uid in self._plan.vertex(subtask.vertex).source_uids:
+                self._assigners[subtask.vertex, uid].retire(subtask.subtask_index)
+
     @property
     def done(self) -> tuple[c.SourceDone, ...]:
         """What the newest complete checkpoint knows as done, of sources that go on from it."""

@@ -7,12 +7,12 @@ counted that restart already, the rest of its delay is waited for, and it counts
 that were under way are void, the newest completed one is told of once more, and the next is taken at once.
 
 Invariants: whoever goes on reads from those who go on; each slot that was found is the job's or is freed; splits are
-neither lost nor given twice.
+neither lost nor given twice; what had not begun waits for what it reads, as it did (``found_stages``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
@@ -27,6 +27,7 @@ from jobmanager.graph.job_plan import Exchange, JobPlan
 from jobmanager.graph.slot import Slot
 from jobmanager.job.failover import ALL
 from jobmanager.job.found_reads import Newest, checked_reads, newest_of
+from jobmanager.job.found_stages import DoneStage, done_stages, unbegun
 from jobmanager.job.groups import Group, GroupEvent
 from jobmanager.job.job_causes import not_taken_over
 from jobmanager.job.job_parts import Failed, JobParts, PartEffect
@@ -42,9 +43,16 @@ _GOES_ON = (
 )
 
 
-def can_go_on(plan: JobPlan) -> bool:
-    """Whether attempts of a job can go on under another JobManager: where no exchange is blocking, since who holds
-    which complete partitions was known to the JobManager only, and where no subtask may have two attempts.
+def can_go_on(plan: JobPlan, *, takes_checkpoints: bool = True, has_rivals: bool = True) -> bool:
+    """Whether attempts of a job can go on under another JobManager.
+
+    They cannot where a subtask may have two attempts, and where checkpoints are taken beside blocking exchanges: who
+    writes one reads all splits again, also those of which tasks know nothing any more once a checkpoint covers them.
+
+    Args:
+        plan: shape of the job.
+        takes_checkpoints: it does.
+        has_rivals: attempts of it that are slow get others beside them, where their vertices allow it.
 
     Example:
         >>> from jobmanager.graph.job_plan import EdgePlan, Partitioning, VertexPlan
@@ -56,9 +64,8 @@ def can_go_on(plan: JobPlan) -> bool:
         (True, False)
     """
     is_blocking = any(edge.exchange is Exchange.BLOCKING for edge in plan.edges)
-    return not is_blocking and not any(
-        vertex.allows_rivals and plan.is_batch for vertex in plan.vertices
-    )
+    is_double = has_rivals and plan.is_batch and any(v.allows_rivals for v in plan.vertices)
+    return not is_double and not (is_blocking and takes_checkpoints)
 
 
 class Takeover:
@@ -83,13 +90,19 @@ class Takeover:
         parts, plan = self._parts, self._parts.plan
         newest = newest_of(event.found, plan, parts.options.first_attempt)
         able = {s for s, one in newest.items() if one.state in _GOES_ON and one.is_complete}
-        if event.reason or not able:
+        stages = self._done(newest, restored, event)
+        done = frozenset(stages)
+        if event.reason or not (able or (done and restored is None)):
             return [*free_stray(_slots(event.found))]
-        done = self._done(newest, restored)
+        late = self._unbegun(newest, done, restored, event)
         parts.failover.go_on(is_cut=self._is_cut(newest))
         reads = checked_reads(newest, plan, done, parts.failover.spares)
-        broken = (parts.groups.all - able - done) | reads.broken
-        broken |= self._adopt_attempts(newest, broken, done)
+        broken = (parts.groups.all - able - done - late) | reads.broken
+        for taskmanager_id, endpoint in event.endpoints:
+            parts.lease.note_partition_endpoint(taskmanager_id, endpoint)
+        broken |= self._adopt_attempts(newest, broken, stages, late)
+        if late:
+            parts.groups.take(late, GroupEvent.PREPARED)
         parts.groups.move(group, GroupEvent.FOUND)
         self._note_restored(newest, restored)
         effects = self._end_others(event.found, newest)
@@ -106,7 +119,7 @@ class Takeover:
         parts.was_taken_over = parts.is_taken_over = True
         if broken:
             failures = [one.failure for one in newest.values() if one.failure is not None]
-            gone = sorted(parts.groups.all - newest.keys() - done)
+            gone = sorted(parts.groups.all - newest.keys() - done - late)
             cause = failures[0] if failures else not_taken_over(gone, sorted(broken))
             failed = ALL if broken == parts.groups.all else broken
             is_free = parts.options.begins_again and not (failures or gone)
@@ -123,31 +136,60 @@ class Takeover:
 
     # ------------------------------------------------------------ attempts and slots
 
-    def _done(self, newest: Newest, restored: RestoredCheckpoint | None) -> frozenset[SubtaskId]:
-        """What a checkpoint knows as finished, and need not be anywhere: nobody reads what it has kept any more."""
+    def _done(
+        self, newest: Newest, restored: RestoredCheckpoint | None, event: job_events.AttemptsFound
+    ) -> Mapping[SubtaskId, DoneStage]:
+        """What has finished and need not be found: without checkpoints what ``found_stages`` says, and with them what
+        the newest knows as finished, where nobody reads any more what it has kept."""
+        parts, regions = self._parts, self._parts.regions
+        if parts.wiring is None:
+            restarts = parts.failover.was_restarting
+            return done_stages(regions, newest, event.located, lambda s: restarts(frozenset([s])))
         finished = restored.finished if restored is not None else frozenset[SubtaskId]()
         done = finished - newest.keys()
         over = done | {s for s, one in newest.items() if one.state is AttemptState.FINISHED}
-        regions = self._parts.regions
-        return frozenset(
-            subtask
+        return {
+            subtask: DoneStage()
             for subtask in done
             if all(over.issuperset(group.consumers) for group in regions.written_by(subtask))
+        }
+
+    def _unbegun(
+        self,
+        newest: Newest,
+        done: Collection[SubtaskId],
+        restored: RestoredCheckpoint | None,
+        event: job_events.AttemptsFound,
+    ) -> frozenset[SubtaskId]:
+        """What waits for its inputs, as it did under the JobManager before."""
+        resumed = restored.subtasks if restored is not None else frozenset[SubtaskId]()
+        restarts = self._parts.failover.was_restarting
+        return unbegun(
+            self._parts.regions,
+            newest,
+            done,
+            lambda s: s in resumed or s in event.ended or restarts(frozenset([s])),
+            is_anyone_missing=event.is_anyone_missing,
         )
 
     def _adopt_attempts(
-        self, newest: Newest, broken: Collection[SubtaskId], done: Collection[SubtaskId]
+        self,
+        newest: Newest,
+        broken: Collection[SubtaskId],
+        done: Mapping[SubtaskId, DoneStage],
+        late: frozenset[SubtaskId],
     ) -> frozenset[SubtaskId]:
         """Takes in what there is; returns those whose seat another attempt's slot has."""
         parts, displaced = self._parts, set[SubtaskId]()
         # Who goes on has its slot first.
-        for subtask in sorted(parts.groups.all, key=lambda s: (s in broken, s)):
+        for subtask in sorted(parts.groups.all - late, key=lambda s: (s in broken, s)):
             one = newest.get(subtask)
-            if subtask in done:
-                key = AttemptKey(subtask.vertex, subtask.subtask_index, 0)
-                attempt = ExecutionAttempt(key, AttemptState.FINISHED)
+            if (stage := done.get(subtask)) is not None:
+                key = AttemptKey(subtask.vertex, subtask.subtask_index, stage.attempt)
+                holder = next(iter(stage.held.values()), "")
+                attempt = ExecutionAttempt(key, AttemptState.FINISHED, holder)
                 parts.graph.adopt(attempt)
-                parts.partitions.adopt(attempt, {})
+                parts.partitions.adopt(attempt, stage.held)
                 continue
             if one is None or not parts.lease.adopt(
                 subtask, one.slot, one.endpoint, parts.graph.attempt
@@ -231,6 +273,8 @@ class Takeover:
         if restored is not None:
             parts.graph.resume(restored.subtasks)
         parts.splits = SourceSplits(parts.plan, restored)
+        over = [s for s, one in newest.items() if one.state is AttemptState.FINISHED]
+        parts.splits.retire(over)
         if parts.wiring is not None:
             parts.wiring.restored(restored, ())
             for one in newest.values():

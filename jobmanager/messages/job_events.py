@@ -120,11 +120,19 @@ class AttemptsFound:
 
     Attributes:
         reason: why none of them can go on all the same; "" = they can.
+        located: complete partitions that are there, whether or not who has written them is known.
+        endpoints: TaskManagers, and where they serve what finished attempts have written.
+        ended: subtasks of which TaskManagers know attempts whose processes have ended.
+        is_anyone_missing: a TaskManager that had attempts of the job has not come, or knows of none.
     """
 
     attempt: int
     found: tuple[FoundAttempt, ...]
     reason: str = ""
+    located: tuple[LocatedPartition, ...] = ()
+    endpoints: tuple[tuple[str, Endpoint], ...] = ()
+    ended: frozenset[SubtaskId] = frozenset()
+    is_anyone_missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)

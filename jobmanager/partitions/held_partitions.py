@@ -140,12 +140,15 @@ class HeldPartitions:
 
     def find(self, job_id: str, wanted: Collection[PartitionId]) -> Mapping[PartitionId, str]:
         """The TaskManager of each partition of a job that is there."""
+        there = self.of_job(job_id).items()
+        return {partition: id for partition, id in there if partition in wanted}
+
+    def of_job(self, job_id: str) -> Mapping[PartitionId, str]:
+        """The TaskManager of each partition of a job that is there, and does not outlive it."""
         return {
             partition.partition_id: taskmanager_id
             for taskmanager_id, partition in self.all()
-            if partition.job_id == job_id
-            and not partition.promoted_as
-            and partition.partition_id in wanted
+            if partition.job_id == job_id and not partition.promoted_as
         }
 
     def holders_of(self, name: str, job_id: str = "") -> list[str]:

@@ -164,7 +164,7 @@ class ClusterRunner:
             slots=request.slots,
         )
         self.partitions.observe(id, holdings_of(request.holdings))
-        held = self.sought.told(id, incarnation, request.held_attempts)
+        held = self.sought.told(id, incarnation, request.held_attempts, request.ended_attempts)
         # Before the pool gives away any of the others.
         self._taskmanagers[id].taken_over = taken_over = tuple(held)
         is_drained = self._taskmanagers[id].is_drained = self.drained.get(id) == incarnation

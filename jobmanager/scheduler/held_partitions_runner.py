@@ -111,6 +111,10 @@ class HeldPartitionsRunner:
         """What a TaskManager holds."""
         return self._held.of(taskmanager_id)
 
+    def of_job(self, job_id: str) -> Mapping[PartitionId, str]:
+        """The TaskManager of each complete partition of a job, of those that have registered."""
+        return self._held.of_job(job_id)
+
     async def locate(
         self, job_id: str, wanted: Collection[PartitionId]
     ) -> Mapping[PartitionId, str]:

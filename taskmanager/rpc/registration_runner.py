@@ -78,6 +78,7 @@ class RegistrationRunner:
         metrics: latest metrics of all attempts.
         held_slots: slots held for jobs.
         held_attempts: what runs in them, for a JobManager that takes over.
+        ended_attempts: what has run in processes that have ended, for the same.
         held_partitions: complete partitions on disk.
         spill_bytes: size of all files under the spill directory.
         follow: told cluster id and leader epoch of each registration, and the slots that are kept; ends what else
@@ -97,6 +98,7 @@ class RegistrationRunner:
         metrics: Callable[[], Sequence[internal_pb2.AttemptMetrics]],
         held_slots: Callable[[], Sequence[internal_pb2.HeldSlot]],
         held_attempts: Callable[[], Sequence[internal_pb2.HeldAttempt]] = tuple,
+        ended_attempts: Callable[[], Sequence[internal_pb2.AttemptId]] = tuple,
         held_partitions: Callable[[], HeldPartitionsReport],
         spill_bytes: Callable[[], int] = int,
         follow: Callable[[str, int, Sequence[str]], Awaitable[None]],
@@ -111,6 +113,7 @@ class RegistrationRunner:
         self._metrics = metrics
         self._held_slots = held_slots
         self._held_attempts = held_attempts
+        self._ended_attempts = ended_attempts
         self._held_partitions = held_partitions
         self._spill_bytes = spill_bytes
         self._follow = follow
@@ -309,6 +312,7 @@ class RegistrationRunner:
             partition_endpoint=own.partition_endpoint,
             holdings=self._held_partitions().to_message(),
             held_attempts=_within_one_message(self._held_attempts()),
+            ended_attempts=self._ended_attempts(),
         )
 
     async def _serve(self, registration: Registration) -> RegistrationLost:

@@ -143,6 +143,13 @@ class SlotSupervisor:
             for attempt in runner.held_attempts()
         ]
 
+    def ended_attempts(self) -> list[internal_pb2.AttemptId]:
+        """Attempts that were given to it and that no process has any more, the newest of them."""
+        return [
+            internal_pb2.AttemptId(job_id=job_id, vertex=vertex, subtask_index=index, attempt=n)
+            for job_id, vertex, index, n in self._closed
+        ]
+
     def event_arrived(self, event: internal_pb2.TaskEvent) -> None:
         """The JobManager has taken an event over."""
         slot_id = self._slot_of(event.attempt)

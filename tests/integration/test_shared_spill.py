@@ -156,8 +156,11 @@ def test_whatever_is_killed_every_row_is_there_once(
         staged.closed.unlink(missing_ok=True)
         staged.gate.touch()
         job.finish()
-        if what == "slots that read":
+        if what != "slots that write":
             assert attempts(job.placed(), "v0") == {0}
+        if what == "the JobManager":
+            assert attempts(job.placed(), "v1") == {0}
+            assert job.handle.details().summary.restarts == 0, "what was read halfway is read on"
     staged.check()
     wait_in_directory(shared, lambda: files(shared) == [], "that all of the job is removed")
 

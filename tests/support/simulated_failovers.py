@@ -16,7 +16,9 @@ from jobmanager.failover.regions import KeptOutput
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import JobPlan
+from jobmanager.job import takeover
 from jobmanager.job.failover import ALL, Failover, Recovery
+from jobmanager.job.found_stages import unbegun
 from jobmanager.partitions.partition_tracker import PartitionTracker
 from tests.support.failover_model import Failure, Model, closure, failing
 from tests.support.simulated_groups import GroupAudit
@@ -37,6 +39,7 @@ class FailoverAudit:
         spared: of these, those that left something running or finished.
         backtracked: those that restarted a producer for a partition that is missing.
         takeovers: JobManagers with which what was deployed before has gone on.
+        late: subtasks that they have found to wait for what they read, together.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class FailoverAudit:
         self.spared = 0
         self.backtracked = 0
         self.takeovers = 0
+        self.late = 0
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -104,15 +108,23 @@ class FailoverAudit:
             return recovery
 
         go_on = Failover.go_on
+        late = frozenset[SubtaskId]()
+
+        def found_late(*told: Any, **named: Any) -> frozenset[SubtaskId]:
+            nonlocal late
+            late = unbegun(*told, **named)
+            return late
 
         def taken_over(failover: Any, **told: Any) -> None:
             go_on(failover, **told)
-            self._decided.clear()
+            self._decided = set(late)
+            self.late += len(late)
             self.takeovers += 1
 
         with (
             mock.patch.object(Failover, "decide", audited),
             mock.patch.object(Failover, "go_on", taken_over),
+            mock.patch.object(takeover, "unbegun", found_late),
         ):
             yield
 
