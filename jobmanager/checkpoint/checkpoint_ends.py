@@ -91,6 +91,8 @@ class CheckpointEnds:
         subsumed = self._completed.add(checkpoint)
         self.statistics.completed(checkpoint)
         self.failures.completed()
+        if pending.is_saved:  # those that fail hold no other back
+            self._requests.policy.started(pending.started_ms)
         self._requests.policy.completed(self._time.now_ms)
         self.safe_since_ms = self._time.now_ms
         if keys := self._tasks.running_of(pending.participants):

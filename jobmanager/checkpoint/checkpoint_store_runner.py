@@ -33,6 +33,7 @@ from jobmanager.checkpoint.manifest_composer import (
 )
 from jobmanager.checkpoint.next_head import head_with
 from jobmanager.checkpoint.repeated_output import note_files
+from jobmanager.checkpoint.saved_checkpoints_store import SavedCheckpoints
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from penstock.errors import JobRejected, StoreCorrupt, StoreFull, StoreNotFound, StoreTransient
 from penstock.pb import checkpoint_pb2, graph_pb2
@@ -75,6 +76,7 @@ class CheckpointStoreRunner:
         self._done_splits = DoneSplitsStore(store, leader_epoch)
         self._heads = ClaimedHeadStore(job_id, store, leader_epoch)
         self._claimed_savepoint = ClaimedSavepointStore(job_id)
+        self.saved = SavedCheckpoints(job_id, self.savepoint)
         self.starts = CheckpointStartsRunner(
             job_id, graph, store, self._heads, self._claimed_savepoint, leader_epoch, starts_from
         )
@@ -123,7 +125,7 @@ class CheckpointStoreRunner:
         path = manifest_path(wanted.checkpoint_id, self._leader_epoch)
         manifest = self._manifests.compose(wanted, done_splits, last_states, self._now_ms())
         now_ms = manifest.completed_at_ms
-        if wanted.properties.is_stop:
+        if wanted.properties.is_stop or wanted.properties.is_saved:
             try:
                 self._save(wanted, manifest, done_before)
             except (StoreTransient, StoreNotFound, StoreCorrupt, JobRejected) as error:
@@ -138,6 +140,8 @@ class CheckpointStoreRunner:
             self._heads.swap(claim, head)
             self._claimed_savepoint.note(head)
             self._claimed_savepoint.drop(head, wanted.checkpoint_id)
+            if wanted.properties.is_saved:
+                self.saved.try_to_write(wanted.checkpoint_id)
         except HeadOutcomeUnknown:
             self._heads.void(claim)
             raise
@@ -174,10 +178,14 @@ class CheckpointStoreRunner:
         manifest: checkpoint_pb2.CheckpointManifest,
         done_before: Iterable[c.SourceDone],
     ) -> None:
-        """Makes the savepoint with which the job is stopped, before HEAD says that it is."""
+        """Makes the savepoint of a checkpoint before HEAD names that: the one with which the job is stopped is whole
+        then, of another one the manifest is missing."""
         saved = as_savepoint(manifest)
         self._done_splits.seal(saved, done_before)
-        self.savepoint(wanted.properties.target).complete(saved)
+        if wanted.properties.is_stop:
+            self.savepoint(wanted.properties.target).complete(saved)
+        else:
+            self.saved.bring(saved)
 
     def _begin_storing(self, checkpoint_id: int) -> HeadClaim:
         """What it is stored under; a checkpoint that was given up on before is not stored any more."""

@@ -18,9 +18,10 @@ Invariants (``check``, beside those of its parts):
 - each request is answered once.
 
 The checkpoint with which a job is stopped is a checkpoint like others, taken alone as savepoints are; none comes behind it.
-So is the one with which subtasks leave a TaskManager: who leaves and who goes on is said by who runs the job.
+So is the one with which subtasks leave a TaskManager: who leaves and who goes on is said by who runs the job. And so is
+one that a savepoint is made of: once it is complete it is the job's newest checkpoint.
 
-A savepoint goes through the same steps, alone: it waits for what is under way, and what comes next waits for it. It
+A savepoint that is written apart goes through the same steps, alone: it waits for what is under way, and what comes next waits for it. It
 is not registered, kept or counted, and no task builds upon it; files of the job that it refers to stay where they are.
 
 Acks that are late, unknown, doubled or meant for an earlier leader are dropped and counted, and what only they
@@ -336,7 +337,8 @@ class CheckpointCoordinator:
             )
         )
         if not request.is_savepoint:
-            self._requests.policy.started(now_ms)
+            if not request.properties.is_saved:
+                self._requests.policy.started(now_ms)
             self._ends.statistics.triggered(checkpoint_id, wall_now_ms, len(running))
         self._outbox.add(
             c.TriggerTasks(checkpoint_id, wall_now_ms, targets, self._requests.properties(request))

@@ -67,9 +67,10 @@ class DoneSplitsStore:
         for (vertex, uid), held in sources.items():
             ids = tuple(dict.fromkeys(names.get((vertex, uid), ())))
             done = held.with_ids(ids)
-            if properties.full or properties.target:
+            is_savepoint = properties.kind == checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT
+            if properties.full or is_savepoint:
                 done = done.unsealed()
-            sealed = None if properties.target else done.to_seal()
+            sealed = None if is_savepoint else done.to_seal()
             if sealed is not None:
                 kept, digests = sealed
                 content = digests.tobytes()

@@ -107,6 +107,11 @@ class PendingCheckpoint:
         return self._properties.is_stop
 
     @property
+    def is_saved(self) -> bool:
+        """Whether a savepoint is made of it, and the job goes on."""
+        return self._properties.is_saved
+
+    @property
     def is_alone(self) -> bool:
         """Whether nothing else is under way beside it."""
         return self._properties.is_alone

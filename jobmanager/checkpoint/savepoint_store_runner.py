@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound
+from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.pb import checkpoint_pb2
 from penstock.storage.manifest import decode_manifest, encode_manifest, references
 from penstock.storage.object_store import ObjectStore, copy_all
@@ -106,6 +106,12 @@ class SavepointStoreRunner:
             JobRejected: another savepoint is.
             StoreTransient: it cannot be written now; it may be there all the same.
         """
+        self.bring(manifest)
+        if self.write(manifest) != manifest.checkpoint_id:
+            raise JobRejected(f"another savepoint has been written to {self._uri} meanwhile")
+
+    def bring(self, manifest: checkpoint_pb2.CheckpointManifest) -> None:
+        """Brings all files together; raises as ``complete`` does."""
         copied: dict[str, str] = {}
         for handle in _handles(manifest):
             if handle.path and not is_of_savepoint(handle.path):
@@ -113,11 +119,27 @@ class SavepointStoreRunner:
                 handle.path = copied[handle.path]
         copy_all(self._own, self._store, copied)
         self._check_files(manifest)
+
+    def write(self, manifest: checkpoint_pb2.CheckpointManifest) -> int:
+        """Writes the manifest, when all that it names is there.
+
+        Returns:
+            The id of the job's savepoint that is there now: this one, or one that was written before.
+
+        Raises:
+            StoreNotFound: a file is not there any more.
+            StoreCorrupt: the savepoint was given up.
+            StoreTransient: it cannot be written now; it may be there all the same.
+        """
+        self._check_files(manifest)
+        there = manifest
         if not self._store.compare_and_swap(MANIFEST_PATH, None, encode_manifest(manifest)):
             found = self._found()
-            if found is None or found.checkpoint_id != manifest.checkpoint_id:
-                raise JobRejected(f"another savepoint has been written to {self._uri} meanwhile")
-        self._sweep({reference.location.path for reference in references(manifest)})
+            if found is None:
+                raise StoreTransient(f"{self._uri}/{MANIFEST_PATH} was there, and is gone again")
+            there = found
+        self._sweep({reference.location.path for reference in references(there)})
+        return there.checkpoint_id
 
     def mark_committed(self) -> None:
         """The job that it was taken of has committed the output that it names.

@@ -96,7 +96,7 @@ class DispatcherRunner:
         cluster.partitions.jobs = self.jobs
         self._checks = SubmissionChecksRunner(config, self.jobs)
         self._records = StoreCallsRunner("the jobs' records", _RECORD_TIMEOUT_MS, lambda: None)
-        self._ends = EndedJobsRunner(
+        self.ends = EndedJobsRunner(
             self.jobs,
             store,
             self._records,
@@ -112,7 +112,7 @@ class DispatcherRunner:
             store,
             self._records,
             artifacts,
-            self._ends,
+            self.ends,
             clock,
             self._begin_again,
             self._start,
@@ -133,7 +133,7 @@ class DispatcherRunner:
                 self._tasks = tasks
                 await self._cluster.partitions.load_shared()
                 await self._recovery.run()
-                self._ends.evict()
+                self.ends.evict()
                 await self._sweep_artifacts()
                 tasks.create_task(self._cluster.partitions.sweep_shared())
                 self.why_not_serving = ""
@@ -297,12 +297,12 @@ class DispatcherRunner:
         except Exception as error:  # noqa: BLE001 - the boundary of a job's actor
             self._log.error("job.quarantined", job_id=job_id, story=runner.story(), exc_info=error)
             await self._quarantine(record, error)
-            self._ends.keep(record)
+            self.ends.keep(record)
         else:
             if record.ended and record.restorable_from() and not runner.has_unswept_output:
-                self._ends.keep(record)
+                self.ends.keep(record)
             elif record.ended:
-                self._ends.clean_up(
+                self.ends.clean_up(
                     record,
                     job.graph,
                     job.checkpoint_directory if runner.checkpoints.is_discarded else "",
@@ -314,7 +314,7 @@ class DispatcherRunner:
             known.forget_runner()
             if not any(self.jobs.running()):
                 self._idle.set()
-            has_evicted = self._ends.evict()
+            has_evicted = self.ends.evict()
         if has_evicted:
             await self._sweep_artifacts()
 
@@ -331,7 +331,7 @@ class DispatcherRunner:
 
     async def _end(self, job_id: str, state: JobState) -> None:
         """Nobody runs the job again: that is safe before anybody is told of it."""
-        await self._ends.note_end(self.jobs[job_id].record, state)
+        await self.ends.note_end(self.jobs[job_id].record, state)
         self._results.end(job_id, state is JobState.FINISHED)
         self._publish(job_id, state)
 

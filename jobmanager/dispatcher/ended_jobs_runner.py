@@ -18,7 +18,7 @@ from common.clock import Clock
 from common.pb import job_record_pb2
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
 from jobmanager.dispatcher.known_jobs import KnownJobs
-from jobmanager.dispatcher.recovery import restorable_from
+from jobmanager.dispatcher.recovery import is_left, restorable_from
 from jobmanager.job.ended_checkpoints_runner import delete_checkpoints
 from jobmanager.job.job_record import JobRecord
 from jobmanager.job.swept_output_runner import sweep_output
@@ -31,6 +31,8 @@ from penstock.pb import graph_pb2
 FIRST_PAUSE_S: Final = 1.0
 LAST_PAUSE_S: Final = 60.0
 ALONE_PATIENCE_S: Final = 10.0
+LOOK_TIMEOUT_MS: Final = 5_000
+"""How long who lists jobs waits for what has become of their checkpoints."""
 
 
 class EndedJobsRunner:
@@ -67,6 +69,7 @@ class EndedJobsRunner:
         self._start = start
         self._forget = forget
         self._is_alone = is_alone
+        self._looks = StoreCallsRunner("what jobs have left", LOOK_TIMEOUT_MS, lambda: None)
         self._noting: dict[str, asyncio.Future[None]] = {}
         """Jobs whose end is not stored yet; done once it is."""
         self._log = structlog.get_logger(__name__)
@@ -158,6 +161,28 @@ class EndedJobsRunner:
 
         await self._at_last("look for checkpoints", record, "job.remains_unreadable", look)
         await self._note_clean(record)
+
+    async def look_again(self) -> None:
+        """Finds out which ended jobs can still be started again; what is not known in time stays as it was."""
+        left = {
+            one.record.job_id: (one.record, one.record.restorable_from())
+            for one in self._jobs.values()
+            if one.record.restorable_from()
+        }
+
+        def look() -> None:
+            for job_id, (record, path) in left.items():
+                if not is_left(path, job_id, is_others=record.begins_with == path):
+                    gone.append(job_id)
+
+        gone: list[str] = []
+        if left:
+            try:
+                await self._looks.run("look for checkpoints", look)
+            except StreamError as error:
+                self._log.warning("jobs.remains_unreadable", reason=str(error))
+        for job_id in gone:
+            left[job_id][0].is_claimed = True
 
     def evict(self) -> bool:
         """Forgets the jobs that ended first, where too many are kept; True when there were such."""

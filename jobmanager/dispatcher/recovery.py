@@ -12,7 +12,13 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import over_cluster
 from jobmanager.job.exception_views import shown_cause
 from jobmanager.job.job_causes import ENDED_COMMITTING, ENDED_WITH_JOBMANAGER
-from jobmanager.job.job_description import JobDescription, claimed_directory, describe, goes_on
+from jobmanager.job.job_description import (
+    JobDescription,
+    claimed_directory,
+    describe,
+    goes_on,
+    is_checkpoint_path,
+)
 from jobmanager.job.job_settings import JobSettings, job_settings
 from jobmanager.messages.job_state import JobState
 from jobmanager.rpc.graph_convert import plan_of
@@ -23,6 +29,7 @@ from penstock.errors import StreamError
 from penstock.pb import client_pb2
 from penstock.storage.head import HeadStore
 from penstock.storage.open_store import open_store, substore
+from penstock.storage.savepoint import MANIFEST_PATH
 
 
 class JobUnreadableError(StreamError):
@@ -115,6 +122,25 @@ def restorable_from(directory: str, job_id: str) -> str:
     if head.retained:
         return f"{directory}/chk-{head.retained[-1].checkpoint_id}"
     return head.started_from.path if head.started_from is not None else ""
+
+
+def is_left(path: str, job_id: str, *, is_others: bool) -> bool:
+    """Whether what a job that has ended can be started from is still there. Blocks.
+
+    Args:
+        path: a savepoint, or one ``chk-<n>``.
+        is_others: it is not of the job's own directory.
+
+    Raises:
+        StreamError: it cannot be found out now.
+    """
+    directory, _, name = path.rpartition("/")
+    if not is_checkpoint_path(path):
+        return MANIFEST_PATH in open_store(path).sizes([MANIFEST_PATH])
+    head = HeadStore(open_store(directory)).read()
+    if head is None or not (is_others or head.job_id == job_id):
+        return False
+    return name in {f"chk-{one.checkpoint_id}" for one in head.retained}
 
 
 def cause_of_end(

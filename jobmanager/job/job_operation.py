@@ -34,6 +34,7 @@ class JobOperation:
         path: of a savepoint: the directory that it is, or is to be; of a drain: the TaskManager.
         wanted: format of a savepoint, what happens behind the barrier of a stop, what becomes of what a TaskManager
             keeps; by its name.
+        format: of the savepoint of a stop, by its name; "" = an earlier version has not noted it.
         error: why it failed.
         checkpoint_id: what was taken; 0 = nothing yet.
         is_uploaded: all of it was written anew, since it lies in another store.
@@ -45,6 +46,7 @@ class JobOperation:
     kind: OperationKind
     path: str = ""
     wanted: str = ""
+    format: str = ""
     status: OperationStatus = OperationStatus.IN_PROGRESS
     error: StreamError | None = None
     checkpoint_id: int = 0
@@ -56,8 +58,17 @@ class JobOperation:
     @property
     def what(self) -> str:
         """What was asked for, for messages: "savepoint /kept/savepoint-1 (native)"."""
-        how = f" ({self.wanted.lower()})" if self.wanted else ""
+        words = ", ".join(one.lower() for one in (self.wanted, self.format) if one)
+        how = f" ({words})" if words else ""
         return f"{self.kind.value} {self.path}".rstrip() + how
+
+    def is_as(self, wanted: JobOperation) -> bool:
+        """Whether another one of this id asks for the same."""
+        mine, others = (
+            (self.kind, self.path, self.wanted),
+            (wanted.kind, wanted.path, wanted.wanted),
+        )
+        return mine == others and self.format in ("", wanted.format)
 
     async def result(self) -> JobOperation:
         """Waits for its end.

@@ -82,7 +82,7 @@ class JobRecord:
         self.left = ""
         """What it can be started from again, where it ended with an earlier JobManager; "" = nothing."""
         self.is_claimed = False
-        """Another job has what it had left."""
+        """Another job has what it had left, or it was removed."""
         self.unstored = ""
         """Why something of its end cannot be stored yet; "" = it is."""
         self.artifact_ids = frozenset(artifact.id for artifact in graph.artifacts)
@@ -103,7 +103,7 @@ class JobRecord:
         self.operations = operations or OperationsRunner(f"job {job_id}")
         self._has_discarded = has_discarded
         self._started_from = started_from
-        self._begins_with = graph.config.get(PATH_KEY, "")
+        self.begins_with = graph.config.get(PATH_KEY, "")
         self._run_options = list(graph.run_options)
         self._run_arguments = list(graph.run_arguments)
         self._vertices = [_shown(vertex) for vertex in graph.vertices]
@@ -200,7 +200,7 @@ class JobRecord:
             return ""
         started_from = self._started_from()
         if started_from is None:  # or its HEAD has not been read yet
-            return self._begins_with
+            return self.begins_with
         is_independent = started_from.independent_since_checkpoint_id or started_from.taken_over
         return "" if is_independent else started_from.path
 

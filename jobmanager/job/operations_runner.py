@@ -82,9 +82,10 @@ class OperationsRunner:
             self._forget_old()
             self.go_on(wanted, work)
             return wanted
-        if (known.kind, known.path, known.wanted) != (wanted.kind, wanted.path, wanted.wanted):
+        if not known.is_as(wanted):
             raise JobRejected(
-                f"operation {known.operation_id} of {self._owner} is a {known.what}: choose another id"
+                f"operation {known.operation_id} of {self._owner} is a {known.what}, and no {wanted.what}: choose "
+                "another id"
             )
         return known
 

@@ -2,6 +2,10 @@
 
 asked for -> the directory is looked at -> the coordinator takes it, as a checkpoint -> its files are brought
 together, its manifest is written -> the coordinator hears of it -> who asked is answered
+
+Where the store can give the files of the job's checkpoints second names, or copy them, a native savepoint is made of a
+checkpoint of the job (``SavedCheckpoints``), which commits what it covers. Any other is written apart, and a checkpoint
+follows at once that does.
 """
 
 from __future__ import annotations
@@ -102,18 +106,47 @@ class SavepointsRunner:
                 await self._settle_output(operation, is_taken_back=begun.is_taken_back)
             return
         operation.is_uploaded = begun.is_elsewhere
-        properties = CheckpointProperties(
-            CheckpointKind.SAVEPOINT,
-            operation.path,
-            is_full=begun.is_elsewhere or format is SavepointFormat.CANONICAL,
-            format=format,
-        )
+        is_apart = begun.is_elsewhere or format is SavepointFormat.CANONICAL
+        kind = CheckpointKind.SAVEPOINT if is_apart else CheckpointKind.CHECKPOINT
+        properties = CheckpointProperties(kind, operation.path, is_full=is_apart, format=format)
         try:
             operation.checkpoint_id = await self._request(operation.operation_id, properties)
+            if not is_apart:
+                await self._write(operation)
         except StreamError:
             await self._discard(operation.path)
             raise
-        await self._commit(operation)
+        if is_apart:
+            await self._commit(operation)
+        else:
+            await self._call_on(operation.path, "mark_committed")
+
+    async def _write(self, operation: JobOperation) -> None:
+        """Makes sure that a savepoint is there, whose checkpoint HEAD names.
+
+        Raises:
+            StreamError: the job has ended, or the files in its directory were removed.
+        """
+        saved, checkpoint_id = self._store.saved, operation.checkpoint_id
+
+        def write() -> int:
+            if not saved.is_written(checkpoint_id):
+                self._store.verify()
+            return saved.write(checkpoint_id)
+
+        for attempt in count():
+            try:
+                operation.checkpoint_id = await self._calls.run("write savepoint", write)
+            except StoreTransient as error:
+                self._log.warning("savepoint.not_written", path=operation.path, reason=str(error))
+                pause_s = min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)
+                if not await self._pause(pause_s):
+                    raise
+            except (Fenced, Unrecoverable) as error:
+                self._fail(error)
+                raise
+            else:
+                return
 
     async def _commit(self, operation: JobOperation) -> None:
         """Has a checkpoint follow a savepoint at once: it commits the output that the savepoint covers.
@@ -151,7 +184,7 @@ class SavepointsRunner:
         savepoint_id, path = operation.checkpoint_id, operation.path
         if is_taken_back or operation.is_taken_back:
             await self._take_back(path)
-        if max(self._restored_id or 0, self._completed_id()) > savepoint_id:
+        if max(self._restored_id or 0, self._completed_id()) >= savepoint_id:
             await self._call_on(path, "mark_committed")
             return
         await self._is_known.wait()

@@ -108,7 +108,7 @@ class UserOperationsRunner:
         refused = f"job {self._job_id} was not stopped, and runs on"
         savepoints, path = self._place_of_savepoint(operation_id, directory, refused)
         behind = BehindBarrier.DRAIN if drain else BehindBarrier.HOLD
-        wanted = JobOperation(operation_id, OperationKind.STOP, path, behind.name)
+        wanted = JobOperation(operation_id, OperationKind.STOP, path, behind.name, format.name)
         return self._begin(wanted, lambda operation: savepoints.stop(operation, behind, format))
 
     def _begin(

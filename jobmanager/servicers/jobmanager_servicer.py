@@ -116,6 +116,8 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         self, request: client_pb2.ListJobsRequest, context: Any
     ) -> client_pb2.ListJobsResponse:
         """All jobs that are known."""
+        if request.look_again:
+            await self._dispatcher.ends.look_again()
         return client_pb2.ListJobsResponse(
             jobs=[record.summary() for record in self._dispatcher.records()]
         )

@@ -48,7 +48,7 @@ from penstock.printable import in_one_line
 def list_jobs(restorable: bool, jobmanager: str | None, as_json: bool) -> None:
     """List running and ended jobs, newest first."""
     with connected(jobmanager) as client:
-        jobs = sorted(client.jobs(), key=lambda job: -job.submitted_at_ms)
+        jobs = sorted(client.jobs(look_again=restorable), key=lambda job: -job.submitted_at_ms)
     if restorable:
         jobs = [job for job in jobs if job.restorable_from]
     if as_json:

@@ -235,6 +235,9 @@ def dispose(path: str, force: bool, jobmanager: str | None, as_json: bool) -> No
         print_json({"path": uri, "removed": what})
     else:
         echo(f"removed {what} {uri}")
+    if not force:
+        with connected(jobmanager) as client:
+            client.jobs(look_again=True)  # nobody else would tell it
 
 
 @click.command()
@@ -268,7 +271,7 @@ def state(
     from penstock.storage.snapshot_files import StoreSnapshotReader
     from penstock.storage.stored_state import stored_rows, stored_states
 
-    point = open_restore_point(whole_directory(path))
+    point = open_restore_point(whole_directory(path), use="read")
     reader = StoreSnapshotReader(point.store)
     if uid is not None and state_name is not None:
         rows = list(islice(stored_rows(point.manifest, reader, uid, state_name), max(0, limit)))

@@ -153,9 +153,14 @@ class Client:
             )
         return self._call(lambda stub: stub.SubmitJob, request).job_id
 
-    def jobs(self) -> list[client_pb2.JobSummary]:
-        """All jobs the JobManager knows, in order of submission."""
-        return list(self._call(lambda stub: stub.ListJobs, client_pb2.ListJobsRequest()).jobs)
+    def jobs(self, *, look_again: bool = False) -> list[client_pb2.JobSummary]:
+        """All jobs the JobManager knows, in order of submission.
+
+        Args:
+            look_again: it looks first whether what ended jobs can be started from is still there.
+        """
+        request = client_pb2.ListJobsRequest(look_again=look_again)
+        return list(self._call(lambda stub: stub.ListJobs, request).jobs)
 
     def job(self, job_id: str) -> client_pb2.JobDetails:
         """One job; a unique beginning of its id is enough.

@@ -725,12 +725,17 @@ Global___RepeatedOutput: _TypeAlias = RepeatedOutput  # noqa: Y015
 class ListJobsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    LOOK_AGAIN_FIELD_NUMBER: _builtins.int
+    look_again: _builtins.bool
+    """Whether what ended jobs can be started from is still there is looked up first."""
     def __init__(
         self,
+        *,
+        look_again: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["look_again", b"look_again"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -350,7 +350,7 @@ class StateTables:
         """What is to be said of a file that is missing."""
         if not self.is_savepoint:
             try:
-                open_restore_point(self.path)
+                open_restore_point(self.path, use="read")
             except JobRejected:
                 return StateError(
                     f"{self.path} was retired by its job while it was read, and its files are gone: reading pins "
@@ -375,10 +375,9 @@ def open_state(path: str | PathLike[str]) -> StateTables:
         raise StateError(f"open_state({path!r}): give the path of a savepoint or checkpoint")
     uri = text if has_scheme(text) else str(_absolute(text))
     try:
-        return StateTables(open_restore_point(uri))
+        return StateTables(open_restore_point(uri, use="read"))
     except JobRejected as error:
-        reason = str(error).replace("cannot be started from: ", "", 1)
-        raise StateError(f"no state can be read: {reason}") from error
+        raise StateError(str(error)) from error
 
 
 def _absolute(text: str) -> Path:

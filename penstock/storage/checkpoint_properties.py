@@ -73,6 +73,11 @@ class CheckpointProperties:
         return not self.is_savepoint and self.behind in (BehindBarrier.HOLD, BehindBarrier.DRAIN)
 
     @property
+    def is_saved(self) -> bool:
+        """Whether it is the job's own, which goes on behind it, and a savepoint has the same content."""
+        return not self.is_savepoint and bool(self.target) and not self.is_stop
+
+    @property
     def is_move(self) -> bool:
         """Whether some of the job's subtasks are started elsewhere from it."""
         return self.behind is BehindBarrier.MOVE
@@ -80,7 +85,7 @@ class CheckpointProperties:
     @property
     def is_alone(self) -> bool:
         """Whether no other is under way beside it."""
-        return self.is_savepoint or self.is_stop or self.is_move
+        return self.is_savepoint or self.is_saved or self.is_stop or self.is_move
 
 
 PLAIN = CheckpointProperties()

@@ -106,27 +106,39 @@ def remove_savepoint(store: ObjectStore) -> None:
     store.remove_remains()
 
 
-def open_restore_point(uri: str, opened: Callable[[str], ObjectStore] = open_store) -> RestorePoint:
-    """What is to be started from.
+def open_restore_point(
+    uri: str, opened: Callable[[str], ObjectStore] = open_store, *, use: str = "started from"
+) -> RestorePoint:
+    """What is to be started from, or looked into.
 
     Args:
         opened: opens stores by their names.
+        use: what it is opened for, for messages: "it cannot be ...".
 
     Raises:
-        JobRejected: nothing can be started from there; the message says what is wrong.
+        JobRejected: it is not there, or not whole; the message says what is wrong.
         StoreTransient: it cannot be read now.
     """
     uri = uri.rstrip("/")
     if not uri:
-        raise JobRejected("the path of a savepoint or checkpoint to start from is empty")
+        raise JobRejected(f"the path of the savepoint or checkpoint that is to be {use} is empty")
     try:
-        point = _savepoint(uri, opened) or _checkpoint(uri, opened)
-    except StoreCorrupt as error:
-        raise JobRejected(f"{uri} cannot be started from: {error}") from error
+        point = _whole(uri, opened)
+    except (StoreCorrupt, _UnusableError) as error:
+        raise JobRejected(f"{uri} cannot be {use}: {error}") from error
+    return point
+
+
+def _whole(uri: str, opened: Callable[[str], ObjectStore]) -> RestorePoint:
+    point = _savepoint(uri, opened) or _checkpoint(uri, opened)
     if point is None:
-        raise JobRejected(_why_none(uri, opened(uri)))
+        raise _UnusableError(_why_none(opened(uri)))
     _check_files(point)
     return point
+
+
+class _UnusableError(Exception):
+    """Why it is not there, or not whole."""
 
 
 def _savepoint(uri: str, opened: Callable[[str], ObjectStore]) -> RestorePoint | None:
@@ -153,29 +165,28 @@ def _checkpoint(uri: str, opened: Callable[[str], ObjectStore]) -> RestorePoint 
         head = None if content is None else decode_head(content, f"{directory}/{HEAD_PATH}")
     except StoreCorrupt as error:
         if checkpoint_id is None:
-            raise JobRejected(_without_head(directory, store, str(error))) from error
+            raise _UnusableError(_without_head(directory, store, str(error))) from error
         head = None
     if head is None:
         assert checkpoint_id is not None, "without HEAD one is named"
-        path = _path_without_head(uri, store, checkpoint_id)
+        path = _path_without_head(store, checkpoint_id)
         if path is None:
             return None
     else:
-        path = _path_in_head(uri, head, checkpoint_id)
+        path = _path_in_head(head, checkpoint_id)
     content = _content(store, path)
     if content is None:
-        raise JobRejected(f"{uri} cannot be started from: {directory}/{path} is missing")
+        raise _UnusableError(f"{directory}/{path} is missing")
     manifest = decode_manifest(content, f"{directory}/{path}")
     found = substore(directory, f"chk-{manifest.checkpoint_id}")
     return RestorePoint(found, directory, store, manifest, path, head.job_id if head else "")
 
 
-def _path_in_head(uri: str, head: checkpoint_pb2.CheckpointHead, checkpoint_id: int | None) -> str:
+def _path_in_head(head: checkpoint_pb2.CheckpointHead, checkpoint_id: int | None) -> str:
     retained = list(head.retained)
     if not retained:
-        raise JobRejected(
-            f"{uri} cannot be started from: job {head.job_id} has completed no checkpoint there, or none is "
-            "kept any more"
+        raise _UnusableError(
+            f"job {head.job_id} has completed no checkpoint there, or none is kept any more"
         )
     if checkpoint_id is None:
         return retained[-1].manifest_path
@@ -183,18 +194,18 @@ def _path_in_head(uri: str, head: checkpoint_pb2.CheckpointHead, checkpoint_id: 
         if each.checkpoint_id == checkpoint_id:
             return each.manifest_path
     kept = ", ".join(f"chk-{each.checkpoint_id}" for each in retained[-_NAMED_MAX:])
-    raise JobRejected(
-        f"{uri} cannot be started from: {HEAD_PATH} of job {head.job_id} does not name it, so its files may "
+    raise _UnusableError(
+        f"{HEAD_PATH} of job {head.job_id} does not name it, so its files may "
         f"be gone; there is {kept}"
     )
 
 
-def _path_without_head(uri: str, store: ObjectStore, checkpoint_id: int) -> str | None:
+def _path_without_head(store: ObjectStore, checkpoint_id: int) -> str | None:
     """The manifest of a checkpoint whose job has no HEAD that can be read; None = there is none."""
     found = [one for one in find_manifests(store) if one.manifest.checkpoint_id == checkpoint_id]
     if len(found) > 1:
-        raise JobRejected(
-            f"{uri} cannot be started from: there is no {HEAD_PATH} that says which of its manifests counts "
+        raise _UnusableError(
+            f"there is no {HEAD_PATH} that says which of its manifests counts "
             f"({', '.join(one.path for one in found)})"
         )
     return found[0].path if found else None
@@ -204,7 +215,7 @@ def _without_head(directory: str, store: ObjectStore, reason: str) -> str:
     found: list[FoundManifest] = find_manifests(store)
     names = ", ".join(f"{directory}/chk-{one.manifest.checkpoint_id}" for one in found[:_NAMED_MAX])
     hint = f"; name one of {names}" if names else ""
-    return f"{directory} cannot be started from: {reason}{hint}"
+    return f"{reason}{hint}"
 
 
 def _content(store: ObjectStore, path: str) -> bytes | None:
@@ -214,7 +225,7 @@ def _content(store: ObjectStore, path: str) -> bytes | None:
         return None
 
 
-def _why_none(uri: str, store: ObjectStore) -> str:
+def _why_none(store: ObjectStore) -> str:
     wanted = (
         "give the directory of a savepoint, that of a job's checkpoints (<execution.checkpointing.dir>/<job "
         "id>), or one chk-<n> in it"
@@ -222,17 +233,17 @@ def _why_none(uri: str, store: ObjectStore) -> str:
     try:
         names = store.first_parts()
     except StoreNotFound as error:
-        return f"{uri} cannot be started from: {error}; {wanted}"
+        return f"{error}; {wanted}"
     if not names:
-        return f"{uri} cannot be started from: it is empty; {wanted}"
+        return f"it is empty; {wanted}"
     if any(name.startswith("chk-") or name == "shared" for name in names):
         return (
-            f"{uri} cannot be started from: it has files of checkpoints, but no {HEAD_PATH}: it was copied in "
+            f"it has files of checkpoints, but no {HEAD_PATH}: it was copied in "
             f"part; copy the whole directory, or {wanted}"
         )
     shown = ", ".join(names[:_NAMED_MAX])
     return (
-        f"{uri} cannot be started from: there is neither a {MANIFEST_PATH} nor a {HEAD_PATH} in it "
+        f"there is neither a {MANIFEST_PATH} nor a {HEAD_PATH} in it "
         f"(but {shown}): it is no savepoint, or one that was not completed or copied in part; {wanted}"
     )
 
@@ -249,11 +260,9 @@ def _check_files(point: RestorePoint) -> None:
         try:
             point.store.read(path, end - 1, 1)
         except (StoreNotFound, StoreCorrupt) as error:
-            raise JobRejected(
-                f"{point.uri} cannot be started from: {point.store_uri}/{path}, which it needs, is missing or "
+            raise _UnusableError(
+                f"{point.store_uri}/{path}, which it needs, is missing or "
                 f"was copied in part: {error}"
             ) from error
         except ValueError as error:
-            raise JobRejected(
-                f"{point.uri} cannot be started from: a reference in it is damaged: {error}"
-            ) from error
+            raise _UnusableError(f"a reference in it is damaged: {error}") from error

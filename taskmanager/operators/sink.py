@@ -9,7 +9,8 @@ an attempt that nobody will ever know of. Without checkpoints there is one such 
 Rows that are too few for a file may be carried on in the state of a checkpoint: no file holds them yet. No savepoint
 does that, since what it covers is the original's to publish.
 
-A savepoint commits nothing. What it names stays, whatever becomes of the job, until a checkpoint behind it has committed it.
+A savepoint that is no checkpoint commits nothing. What it names stays, whatever becomes of the job, until a checkpoint
+behind it has committed it. One that is made of a checkpoint is there only when that is complete.
 
 What an aborted checkpoint had prepared is part of the next one. ``abort`` is for output that nobody will
 ever commit: what was prepared at the end of a job without checkpoints that ends otherwise before anything
@@ -59,7 +60,9 @@ class SinkOperator(Operator):
         self._in_doubt: dict[int, list[bytes]] = {}
         """By savepoint what it names as prepared, until a checkpoint behind it has committed that."""
         self._savepoint_id: int | None = None
-        """Whose barrier is passing, or has passed last."""
+        """Whose barrier is passing, or has passed last, of those that are no checkpoint."""
+        self._target_id: int | None = None
+        """The same, of whatever makes a savepoint."""
         self._is_dirty = False
         self._is_discarded = False
         self._has_ended_data = False
@@ -157,14 +160,16 @@ class SinkOperator(Operator):
 
     @override
     def on_control(self, element: ControlElement) -> Iterable[OperatorOutput]:
-        if isinstance(element, CheckpointBarrier) and element.properties.is_savepoint:
-            self._savepoint_id = element.checkpoint_id
+        if isinstance(element, CheckpointBarrier) and element.properties.target:
+            self._target_id = element.checkpoint_id
+            if element.properties.is_savepoint:
+                self._savepoint_id = element.checkpoint_id
         return super().on_control(element)
 
     @override
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         self._flush()
-        is_last = self._has_ended_data or checkpoint_id == self._savepoint_id
+        is_last = self._has_ended_data or checkpoint_id == self._target_id
         now_ms = self.context.clock.now_ms()
         self._carried.items = [] if is_last else self._opened.carry(now_ms)
         self._prepare(checkpoint_id)

@@ -156,7 +156,7 @@ class AttemptHistory:
                 all_of_source.by_id.clear()
 
     def _complete(self, checkpoint_id: int) -> None:
-        if checkpoint_id > self._savepoint_id:
+        if checkpoint_id >= self._savepoint_id:
             self._savepoint_id = 0
         for uid, ids in self._named_by.get(checkpoint_id, {}).items():
             self._forget(self._given, uid, ids)

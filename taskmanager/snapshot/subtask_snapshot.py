@@ -271,7 +271,7 @@ class SubtaskSnapshotter:
         try:
             for left in work:
                 left()
-            # With the job's own checkpoint that stops it the JobManager makes the savepoint.
+            # Of the job's own checkpoint the JobManager makes the savepoint.
             target = barrier.properties.target if barrier.properties.is_savepoint else ""
             self._write(barrier.checkpoint_id, target, snapshot, frozen)
         except TaskFailure as error:
@@ -324,12 +324,16 @@ class SubtaskSnapshotter:
 
 def _obstacle(properties: CheckpointProperties, *, is_incremental: bool) -> str:
     """Why a snapshot of these properties cannot be taken here; "" = it can."""
-    makes_savepoint = properties.is_savepoint or properties.is_stop
+    makes_savepoint = properties.is_savepoint or properties.is_stop or properties.is_saved
     is_held = properties.behind in (BehindBarrier.HOLD, BehindBarrier.DRAIN, BehindBarrier.MOVE)
     if (
         makes_savepoint != bool(properties.target)
         or (properties.is_savepoint and is_held)
-        or (properties.format is not SavepointFormat.NATIVE and not makes_savepoint)
+        or (properties.is_saved and (is_held or properties.behind is BehindBarrier.END))
+        or (
+            properties.format is not SavepointFormat.NATIVE
+            and (not makes_savepoint or properties.is_saved)
+        )
     ):
         return f"tasks of this version do not take {properties}"
     if properties.is_savepoint:

@@ -2,7 +2,7 @@
 it once by each, and whatever ends or is removed, the others go on, and come back from a failure.
 
 Method: numbers, each with how many of its key have come, which follows from the number alone; into files and into a two-phase
-sink. Output that is in doubt is that of a job whose sink fails as soon as the savepoint is complete. Each job that is left makes
+sink. Output that is in doubt is that of a job whose sink fails as soon as a savepoint that is no checkpoint is complete. Each job that is left makes
 a checkpoint, fails once, and is stopped.
 """
 
@@ -143,7 +143,7 @@ class Branches:
             return handle, handle.savepoint(self.kept, timeout=DEADLINE_S)
         self.trap("original").touch()
         with pytest.raises(StreamError, match="--in-doubt commit"):
-            handle.savepoint(self.kept, timeout=DEADLINE_S)
+            handle.savepoint(self.kept, format="canonical", timeout=DEADLINE_S)
         with pytest.raises(ps.JobFailed, match="trapped"):
             handle.wait(DEADLINE_S)
         (manifest,) = self.kept.glob("*/manifest")

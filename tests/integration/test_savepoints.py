@@ -86,8 +86,11 @@ def test_a_savepoint_is_one_directory_that_may_be_moved(
     assert path.parent == tmp_path / "kept"
     rows = check_whole(path)
     assert backend == "rocksdb" or rows > KEYS
-    # What the checkpoint had written has a second name, and is not there twice.
-    assert any(file.stat().st_nlink > 1 for file in (path / "state").iterdir())
+    # It is a checkpoint of the job as well: what that has written has a second name, and is not there twice.
+    newest = handle.checkpoints()[0]
+    assert newest.id == first + 1
+    assert newest.id == decode_manifest(LocalStore(path).get("manifest")).checkpoint_id
+    assert all(file.stat().st_nlink > 1 for file in (path / "state").iterdir())
     later = handle.checkpoint(DEADLINE_S)
     assert later > first
     assert handle.savepoint(tmp_path / "kept", timeout=DEADLINE_S) != str(path)

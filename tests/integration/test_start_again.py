@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import penstock as ps
 from penstock.cli.main import main
@@ -139,7 +140,7 @@ def test_needs_nothing_of_the_original_once_it_has_a_checkpoint(
 
 
 def test_cancelled_and_failed_jobs_are_listed_with_what_they_can_be_started_from(
-    new_env: NewEnvironment, client: Client, tmp_path: Path
+    new_env: NewEnvironment, client: Client, address: str, tmp_path: Path
 ) -> None:
     path = run_until_checkpoint(new_env, tmp_path)
     listed = {job.job_id: job.restorable_from for job in client.jobs()}
@@ -154,6 +155,19 @@ def test_cancelled_and_failed_jobs_are_listed_with_what_they_can_be_started_from
     restorable_from = handle.details().summary.restorable_from
     assert last.endswith(f"env.submit('failing', from_savepoint='{restorable_from}')")
     assert Path(restorable_from).is_dir()
+
+    def told(*command: str) -> str:
+        result = CliRunner().invoke(main, [*command, "--jobmanager", address])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    # Whoever removes them takes the job off that list, whether the JobManager was asked or not.
+    told("dispose", path)
+    listed = {job.job_id: job.restorable_from for job in client.jobs()}
+    assert (listed[Path(path).name], listed[handle.job_id]) == ("", restorable_from)
+    shutil.rmtree(Path(restorable_from).parent)
+    assert handle.job_id in told("list")
+    assert handle.job_id not in told("list", "--restorable")
 
 
 def test_without_retention_nothing_is_left_of_a_cancelled_job(

@@ -126,7 +126,9 @@ class SimulatedCluster:
         self.rpc = SimulatedRpc(self)
         self.audited = AuditedStore(self.broke)
         self.job_id = job_id
-        self.savepoints = SimulatedSavepoints(self, job_id, f"{work_directory}/savepoints")
+        self.savepoints = SimulatedSavepoints(
+            self, job_id, f"{work_directory}/savepoints", head_id=self._head_id
+        )
         self.jobmanager_deaths = 0
         self.jobmanager_stops = 0
         self.slot_deaths = 0
@@ -327,6 +329,10 @@ class SimulatedCluster:
     def tell(self, process: str, text: str) -> None:
         """Something has happened to a process; "" = to nobody in particular."""
         self.story.append(Moment(self.loop.monotonic_ns(), process, text))
+
+    def _head_id(self) -> int:
+        newest = self.audited.newest()
+        return 0 if newest is None else newest.checkpoint_id
 
     def _tell_of_job(self, text: str) -> None:
         self.tell(self._jobmanager.name, text)

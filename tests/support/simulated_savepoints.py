@@ -190,6 +190,7 @@ class SimulatedSavepoints:
     Attributes:
         directory: that users name.
         copies: whether its store takes over files of the job's store by itself.
+        head_id: the newest checkpoint that HEAD names now; 0 = none.
         on_complete: called with each that is complete now.
         stopped: path of the savepoint with which HEAD says the job is stopped; "" = it does not.
     """
@@ -198,6 +199,7 @@ class SimulatedSavepoints:
     job_id: str
     directory: str
     copies: bool = False
+    head_id: Callable[[], int] = lambda: 0
     on_complete: Callable[[SavepointDirectory], None] = lambda _: None
     asked: list[Asked] = field(default_factory=list)
     stores: dict[str, SavepointDirectory] = field(default_factory=dict)
@@ -227,7 +229,17 @@ class SimulatedSavepoints:
         manifest = store.manifest
         assert manifest is not None
         self.host.tell("", f"savepoint {manifest.checkpoint_id} is complete")
+        if self._is_of_checkpoint(store.uri):
+            assert manifest.checkpoint_id == self.head_id(), (
+                f"HEAD does not name that of {store.uri}"
+            )
         self.on_complete(store)
+
+    def _is_of_checkpoint(self, uri: str) -> bool:
+        """Whether a savepoint is made of a checkpoint, which HEAD names first."""
+        [asked] = [one for one in self.asked if one.path == uri]
+        is_native = asked.format is SavepointFormat.NATIVE
+        return self.copies and is_native and asked.wish is Wish.SAVEPOINT
 
     def wish(self, wish: Wish, format: SavepointFormat) -> Asked:
         """One more request, for whoever serves to answer."""

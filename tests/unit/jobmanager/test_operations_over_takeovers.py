@@ -19,7 +19,10 @@ import pytest
 from common.pb import internal_pb2
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.dispatcher import ended_jobs_runner
-from penstock.errors import StoreTransient
+from jobmanager.job.job_operation import JobOperation, OperationKind
+from jobmanager.job.kept_operations import encode_operations
+from jobmanager.job.operations_runner import OperationsRunner
+from penstock.errors import JobRejected, StoreTransient
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.kept_state import dispose
 from tests.support.job_records import JobRecords
@@ -167,6 +170,17 @@ def savepoint(takeover: Takeover) -> Callable[[Any], Awaitable[Any]]:
     return lambda cluster: cluster.client.TriggerSavepoint(request)
 
 
+def apart(takeover: Takeover) -> Callable[[Any], Awaitable[Any]]:
+    """A savepoint that is no checkpoint of the job."""
+    request = client_pb2.TriggerSavepointRequest(
+        job_id=JOB,
+        operation_id=ID,
+        directory=str(takeover.savepoints),
+        format=checkpoint_pb2.SAVEPOINT_FORMAT_CANONICAL,
+    )
+    return lambda cluster: cluster.client.TriggerSavepoint(request)
+
+
 def stop(takeover: Takeover) -> Callable[[Any], Awaitable[Any]]:
     request = client_pb2.StopJobRequest(
         job_id=JOB, operation_id=ID, directory=str(takeover.savepoints)
@@ -215,13 +229,43 @@ def test_the_output_of_a_savepoint_is_taken_back_where_the_next_begins_before_it
 ) -> None:
     async def scenario() -> None:
         is_there = lambda: bool(takeover.mark("manifest"))  # noqa: E731
-        await takeover.first(savepoint(takeover), 1, is_there, behind=behind)
+        await takeover.first(apart(takeover), 1, is_there, behind=behind)
         async with takeover.second() as cluster:
             found = await ended(cluster)
             assert found.status == client_pb2.OPERATION_STATUS_FAILED
             assert "--in-doubt leave" in found.message
             assert takeover.mark("taken-back")
             assert not takeover.mark("committed")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("killed", ["before its manifest", "behind its manifest"])
+def test_one_whose_checkpoint_head_names_is_completed_by_the_next(
+    takeover: Takeover, monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    """Made of a checkpoint, its output is never in doubt; without a manifest it is taken again."""
+    tried = asyncio.Event()
+    loop_of: list[asyncio.AbstractEventLoop] = []
+
+    def fails(*_: object) -> Any:
+        loop_of[0].call_soon_threadsafe(tried.set)
+        raise StoreTransient("no answer")
+
+    async def scenario() -> None:
+        loop_of.append(asyncio.get_running_loop())
+        at = "write" if killed == "before its manifest" else "mark_committed"
+        with monkeypatch.context() as patch:
+            patch.setattr(SavepointStoreRunner, at, fails)
+            await takeover.first(savepoint(takeover), 10, tried.is_set)
+        assert bool(takeover.mark("manifest")) == (killed == "behind its manifest")
+        assert not takeover.mark("committed")
+        async with takeover.second() as cluster:
+            found = await ended(cluster)
+            assert found.status == client_pb2.OPERATION_STATUS_COMPLETED, found.message
+            assert takeover.mark("manifest")
+            assert takeover.mark("committed")
+            assert not takeover.mark("taken-back")
 
     run(scenario)
 
@@ -259,7 +303,7 @@ def test_the_output_of_a_savepoint_is_committed_by_the_next_where_its_tasks_go_o
     going_on: Takeover,
 ) -> None:
     async def scenario() -> None:
-        await going_on.first(savepoint(going_on), 1, lambda: bool(going_on.mark("manifest")))
+        await going_on.first(apart(going_on), 1, lambda: bool(going_on.mark("manifest")))
         async with going_on.second_with_its_tasks() as cluster:
             found = await ended(cluster)
             assert found.status == client_pb2.OPERATION_STATUS_COMPLETED, found.message
@@ -364,6 +408,41 @@ def test_an_id_stands_for_what_was_asked_for_under_it_and_for_nothing_else(
                 await ask(cluster, checkpoint_pb2.SAVEPOINT_FORMAT_CANONICAL)
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("otherwise", "said"),
+    [
+        (
+            {"path": "/other"},
+            r"is a stop /kept \(hold, native\), and no stop /other \(hold, native\)",
+        ),
+        ({"wanted": "DRAIN"}, r"and no stop /kept \(drain, native\)"),
+        ({"format": "CANONICAL"}, r"and no stop /kept \(hold, canonical\)"),
+        ({"kind": OperationKind.SAVEPOINT}, "and no savepoint /kept"),
+    ],
+)
+def test_a_stop_is_not_asked_for_otherwise_under_the_same_id(
+    otherwise: dict[str, Any], said: str
+) -> None:
+    async def never(_operation: JobOperation) -> None:
+        raise AssertionError("it is not done again")
+
+    asked: dict[str, Any] = {
+        "kind": OperationKind.STOP,
+        "path": "/kept",
+        "wanted": "HOLD",
+        "format": "NATIVE",
+    }
+    first = JobOperation(ID, **asked)
+    kept = encode_operations([first])
+    operations = OperationsRunner("job 1", kept=kept)
+    assert operations.begin(JobOperation(ID, **asked), never).operation_id == ID
+    with pytest.raises(JobRejected, match=said):
+        operations.begin(JobOperation(ID, **(asked | otherwise)), never)
+    # Of one that an earlier version has kept, the format is not known.
+    older = OperationsRunner("job 1", kept=kept.replace(b'"format": "NATIVE", ', b""))
+    older.begin(JobOperation(ID, **(asked | {"format": "CANONICAL"})), never)
 
 
 def test_a_stop_that_had_not_happened_leaves_the_job_running(takeover: Takeover) -> None:

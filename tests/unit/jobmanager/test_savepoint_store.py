@@ -12,18 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.pb import checkpoint_pb2
 from penstock.storage.checkpoint_properties import BehindBarrier, CheckpointProperties
+from penstock.storage.head import HEAD_PATH, decode_head
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import decode_manifest, properties_of, references
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.savepoint import MANIFEST_PATH
 from tests.unit.jobmanager.test_checkpoint_store import DONE, files, wanted
+from tests.unit.jobmanager.test_checkpoint_store import JOB as OF_JOB
 from tests.unit.jobmanager.test_checkpoint_store import runner as job_runner
 
 JOB = "0" * 32
@@ -163,6 +166,90 @@ def test_a_stop_writes_its_savepoint_then_head_and_whoever_goes_on_from_it_only_
     assert {one.location.path for one in references(saved)} == {"state/a", "state/l"}
     successor = job_runner(store, epoch=2).starts.prepare()
     assert [kept.is_stop for kept in successor.retained] == [False, True]
+
+
+def saving(target: Path, checkpoint_id: int) -> c.StoreCheckpoint:
+    properties = CheckpointProperties(target=str(target))
+    return replace(wanted(checkpoint_id), properties=properties)
+
+
+class HeadFirst(LocalStore):
+    """Notes what HEAD names when the manifest of a savepoint is written; the first time it cannot be.
+
+    Attributes:
+        seen: the newest checkpoint then, each time.
+    """
+
+    def __init__(self, directory: Path, own: LocalStore) -> None:
+        super().__init__(directory)
+        self._own = own
+        self.seen: list[int] = []
+
+    @override
+    def compare_and_swap(self, path: str, expected: bytes | None, content: bytes) -> bool:
+        if path == MANIFEST_PATH:
+            head = decode_head(self._own.get(HEAD_PATH))
+            self.seen.append(head.retained[-1].checkpoint_id)
+            if len(self.seen) == 1:
+                raise StoreTransient("slow down")
+        return super().compare_and_swap(path, expected, content)
+
+
+def test_a_savepoint_of_a_checkpoint_is_there_once_head_names_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, path = LocalStore(tmp_path / "own"), tmp_path / "s"
+    target = HeadFirst(path, store)
+    runner = job_runner(store)
+    monkeypatch.setattr(
+        runner.saved,
+        "_open",
+        lambda uri: SavepointStoreRunner(OF_JOB, uri, store, open=lambda _: target),
+    )
+    runner.starts.prepare()
+    files(store)
+    runner.store(wanted(1), DONE)
+    assert isinstance(runner.store(saving(path, 2), DONE), c.CheckpointStored)
+    assert not (path / MANIFEST_PATH).exists()  # and so it is no savepoint yet
+    assert not runner.saved.is_written(2)
+    # The checkpoint goes meanwhile, with its files.
+    for written in list(store.list("shared/")):
+        store.delete(written.path)
+    assert runner.saved.write(2) == 2
+    assert target.seen == [2, 2]
+    assert runner.saved.is_written(2)
+    assert runner.saved.write(2) == 2
+    saved = decode_manifest(target.get(MANIFEST_PATH))
+    assert properties_of(saved.properties).is_savepoint
+    assert {one.location.path for one in references(saved)} == {"state/a", "state/l"}
+    assert {one.path for one in target.list("state/")} == {"state/a", "state/l"}
+
+
+def test_a_checkpoint_whose_savepoint_cannot_be_made_leaves_head_alone(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "own")
+    first = job_runner(store)
+    first.starts.prepare()
+    files(store)
+    first.store(wanted(1), DONE)
+    (tmp_path / "file").write_text("no directory")
+    told = first.store(saving(tmp_path / "file", 2), DONE)
+    assert isinstance(told, c.CheckpointNotStored)
+    assert "file" in told.error
+    found = job_runner(store, epoch=2).starts.prepare()
+    assert [kept.checkpoint_id for kept in found.retained] == [1]
+
+
+def test_one_that_an_earlier_leader_has_written_under_that_name_counts(tmp_path: Path) -> None:
+    store, path = LocalStore(tmp_path / "own"), tmp_path / "s"
+    old = job_runner(store)
+    old.starts.prepare()
+    files(store)
+    old.store(saving(path, 1), DONE)
+    new = job_runner(store, epoch=2)
+    new.starts.prepare()
+    new.store(saving(path, 2), DONE)
+    assert new.saved.write(2) == 1
+    assert decode_manifest(LocalStore(path).get(MANIFEST_PATH)).checkpoint_id == 1
 
 
 def test_a_stop_whose_savepoint_cannot_be_written_leaves_head_alone(tmp_path: Path) -> None:

@@ -6,21 +6,59 @@ Method: the runner on a real directory; who asks for checkpoints is told by the 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from common.clock import SystemClock
+from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
 from jobmanager.job.job_operation import JobOperation, OperationKind
 from jobmanager.job.savepoints_runner import SavepointsRunner
-from penstock.errors import StreamError
+from penstock.errors import StoreTransient, StreamError
 from penstock.pb import graph_pb2
 from penstock.storage.checkpoint_properties import CheckpointProperties, SavepointFormat
+from penstock.storage.local_store import LocalStore
 from penstock.storage.open_store import open_store
+from penstock.storage.savepoint import MANIFEST_PATH
 
 SAVEPOINT_ID = 2
+
+
+def made(
+    directory: Path,
+    request: Callable[[str, CheckpointProperties], Awaitable[int]],
+    pause: Callable[[float], Awaitable[bool]],
+    completed_id: Callable[[], int],
+) -> tuple[SavepointsRunner, CheckpointStoreRunner]:
+    """A runner, and the store of the job's checkpoints."""
+
+    def fail(error: StreamError) -> None:
+        raise error
+
+    store = CheckpointStoreRunner(
+        "job",
+        graph_pb2.JobGraph(),
+        open_store(str(directory / "own")),
+        leader_epoch=1,
+        version="",
+        now_ms=lambda: 0,
+    )
+    runner = SavepointsRunner(
+        "job",
+        store,
+        StoreCallsRunner("job", 10_000, lambda: None),
+        SystemClock(),
+        request=request,
+        post=lambda _: None,
+        fail=fail,
+        pause=pause,
+        completed_id=completed_id,
+        seeks_attempts=False,
+    )
+    return runner, store
 
 
 @pytest.mark.parametrize("last_checkpoint", [0, SAVEPOINT_ID + 1])
@@ -41,32 +79,60 @@ def test_the_last_checkpoint_of_a_job_commits_what_its_savepoint_covers(
         completed = last_checkpoint
         return False
 
-    def fail(error: StreamError) -> None:
-        raise error
-
-    runner = SavepointsRunner(
-        "job",
-        CheckpointStoreRunner(
-            "job",
-            graph_pb2.JobGraph(),
-            open_store(str(tmp_path / "own")),
-            leader_epoch=1,
-            version="",
-            now_ms=lambda: 0,
-        ),
-        StoreCallsRunner("job", 10_000, lambda: None),
-        SystemClock(),
-        request=request,
-        post=lambda _: None,
-        fail=fail,
-        pause=pause,
-        completed_id=lambda: completed,
-        seeks_attempts=False,
-    )
+    runner, _ = made(tmp_path, request, pause, lambda: completed)
     taken = JobOperation("mine", OperationKind.SAVEPOINT, path)
     if last_checkpoint:
-        asyncio.run(runner.take(taken, SavepointFormat.NATIVE))
+        asyncio.run(runner.take(taken, SavepointFormat.CANONICAL))
     else:
         with pytest.raises(StreamError, match="--in-doubt commit"):
-            asyncio.run(runner.take(taken, SavepointFormat.NATIVE))
+            asyncio.run(runner.take(taken, SavepointFormat.CANONICAL))
     assert (tmp_path / "savepoint" / "committed").exists() is bool(last_checkpoint)
+
+
+@pytest.mark.parametrize("end", ["at once", "later", "the job ends"])
+def test_one_that_is_made_of_a_checkpoint_is_committed_when_its_manifest_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """HEAD names the checkpoint; whether the manifest can be written behind that differs."""
+    path = tmp_path / "savepoint"
+    is_slow = end != "at once"
+    swap = LocalStore.compare_and_swap
+
+    def slow(store: LocalStore, name: str, expected: bytes | None, content: bytes) -> bool:
+        if is_slow and name == MANIFEST_PATH:
+            raise StoreTransient("slow down")
+        return swap(store, name, expected, content)
+
+    async def request(_id: str, properties: CheckpointProperties) -> int:
+        assert (properties.is_saved, properties.target) == (True, str(path))
+        wanted = c.StoreCheckpoint(
+            SAVEPOINT_ID,
+            triggered_at_ms=0,
+            snapshots=(),
+            finished=(),
+            replaced=(),
+            retained=(SAVEPOINT_ID,),
+            next_checkpoint_id=9,
+            state_bytes=0,
+            properties=properties,
+        )
+        assert isinstance(store.store(wanted), c.CheckpointStored)
+        return SAVEPOINT_ID
+
+    async def pause(_pause_s: float) -> bool:
+        nonlocal is_slow
+        is_slow = False
+        return end != "the job ends"
+
+    runner, store = made(tmp_path, request, pause, lambda: SAVEPOINT_ID)
+    store.starts.prepare()
+    monkeypatch.setattr(LocalStore, "compare_and_swap", slow)
+    taken = JobOperation("mine", OperationKind.SAVEPOINT, str(path))
+    if end == "the job ends":
+        with pytest.raises(StoreTransient, match="slow down"):
+            asyncio.run(runner.take(taken, SavepointFormat.NATIVE))
+        assert not path.exists()
+    else:
+        asyncio.run(runner.take(taken, SavepointFormat.NATIVE))
+        assert taken.checkpoint_id == SAVEPOINT_ID
+        assert {"manifest", "committed"} <= {one.name for one in path.iterdir()}

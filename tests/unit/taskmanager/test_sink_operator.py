@@ -25,7 +25,11 @@ from penstock.connectors import file_sink
 from penstock.connectors.sink import Sink, TwoPhaseSink
 from penstock.errors import TaskFailure
 from penstock.pb import checkpoint_pb2, graph_pb2
-from penstock.storage.checkpoint_properties import CheckpointKind, CheckpointProperties
+from penstock.storage.checkpoint_properties import (
+    BehindBarrier,
+    CheckpointKind,
+    CheckpointProperties,
+)
 from taskmanager.connectors.hidden_files import output_tag, sweep_hidden_files
 from taskmanager.operators.operator import Operator
 from taskmanager.operators.sink import SinkOperator
@@ -479,6 +483,24 @@ def test_what_a_savepoint_names_stays_until_somebody_commits_it(tmp_path: Path, 
         Task(file_sink("parquet", tmp_path), restored=named, attempt=attempt)
         assert shown(tmp_path) == [1, 2]
     assert not [name for name in hidden(tmp_path) if name.startswith(".held")]
+
+
+@pytest.mark.parametrize("behind", [BehindBarrier.GO_ON, BehindBarrier.HOLD])
+def test_one_that_is_made_of_a_checkpoint_is_committed_with_it_and_carries_nothing_on(
+    tmp_path: Path, behind: BehindBarrier
+) -> None:
+    task = Task(file_sink("parquet", tmp_path, min_size_bytes=1 << 20, max_delay_ms=3_600_000))
+    task.write(1)
+    task.snapshot(1)
+    task.operator.on_checkpoint_completed(1)
+    assert shown(tmp_path) == []
+    properties = CheckpointProperties(target="/kept/s", behind=behind)
+    list(task.operator.on_control(CheckpointBarrier(2, 0, properties=properties)))
+    task.snapshot(2)
+    assert not [name for name in hidden(tmp_path) if name.startswith(".held")]
+    task.operator.on_checkpoint_completed(2)
+    assert shown(tmp_path) == [1]
+    assert hidden(tmp_path) == []
 
 
 def test_a_savepoint_that_is_aborted_holds_nothing(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ from tests.support.checkpoints import (
 SAVEPOINT = CheckpointProperties(CheckpointKind.SAVEPOINT, "/kept/savepoint-1")
 
 
+SAVED = CheckpointProperties(target="/kept/savepoint-1")
+"""As it is where the store makes it of a checkpoint of the job."""
+
+
 def ask(driver: Driver, name: str = "s") -> list[c.CoordinatorEffect]:
     return driver.step(c.CheckpointRequested(name, driver.now_ms, SAVEPOINT))
 
@@ -96,6 +100,58 @@ def test_the_interval_goes_on_as_if_there_had_been_none() -> None:
     driver.ack_all(savepoint)
     driver.stored(savepoint)
     assert not of_type(driver.at(999), c.TriggerTasks)
+    assert of_type(driver.at(1_000), c.TriggerTasks)
+
+
+def test_one_that_is_made_of_a_checkpoint_is_the_newest_of_them() -> None:
+    driver = Driver(max_concurrent=3, interval_ms=1_000)
+    first = driver.trigger()
+    asked = c.CheckpointRequested("s", driver.now_ms, SAVED)
+    assert not of_type(driver.step(asked), c.TriggerTasks)  # it waits, as any savepoint does
+    driver.ack_all(first, shared("a", "shared/1"))
+    driver.at(700)
+    trigger = triggered(driver.stored(first))
+    assert trigger.properties == SAVED
+    assert not of_type(driver.request(), c.TriggerTasks)
+    [store] = of_type(
+        driver.ack_all(trigger.checkpoint_id, shared("b", "shared/2")), c.StoreCheckpoint
+    )
+    assert store.retained == (trigger.checkpoint_id,)
+    effects = driver.stored(trigger.checkpoint_id)
+    assert of_type(effects, c.NotifyCompleted)
+    assert not of_type(effects, c.NotifySaved)
+    assert of_type(effects, c.AnswerRequest) == [c.AnswerRequest("s", trigger.checkpoint_id)]
+    assert "shared/1" in deletions(effects)
+    assert [kept.checkpoint_id for kept in driver.machine.retained] == [trigger.checkpoint_id]
+    waited = triggered(effects).checkpoint_id  # what was asked for meanwhile
+    driver.ack_all(waited)
+    driver.stored(waited)
+    assert not of_type(driver.at(1_600), c.TriggerTasks)
+    assert of_type(driver.at(1_700), c.TriggerTasks)
+
+
+@pytest.mark.parametrize("cause", ["declined", "store", "stopped"])
+def test_one_that_fails_puts_no_checkpoint_off(cause: str) -> None:
+    driver = Driver(interval_ms=1_000, tolerable_failed=0)
+    driver.complete(shared("a", "shared/1"))
+    driver.at(900)
+    asked = driver.step(c.CheckpointRequested("s", driver.now_ms, SAVED))
+    saved = triggered(asked).checkpoint_id
+    if cause == "declined":
+        effects = driver.step(c.DeclineReceived(MIDDLE, saved, "no room", driver.now_ms))
+    elif cause == "stopped":
+        effects = driver.stop()
+        assert not of_type(effects, c.FailJob)
+        return
+    else:
+        driver.ack_all(saved, shared("b", "shared/2"))
+        effects = driver.not_stored(saved)
+    [answer] = of_type(effects, c.AnswerRequest)
+    assert (answer.request_id, answer.refused) == ("s", c.RequestRefused.ABORTED)
+    assert of_type(effects, c.DiscardSavepoint) == [c.DiscardSavepoint(saved, SAVED.target)]
+    assert not of_type(effects, c.FailJob)
+    assert driver.machine.failed_total == 0
+    assert "shared/1" not in deletions(effects)
     assert of_type(driver.at(1_000), c.TriggerTasks)
 
 

@@ -139,7 +139,7 @@ def test_wrong_names_are_told_the_right_ones(tmp_path: Path) -> None:
         state.read("sums", "slices", key_groups=5)  # type: ignore[arg-type]
     with pytest.raises(ps.StateError, match="neither a manifest nor a HEAD"):
         ps.open_state(Path(__file__).parent)
-    with pytest.raises(ps.StateError, match="no state can be read"):
+    with pytest.raises(ps.StateError, match="cannot be read"):
         ps.open_state(tmp_path / "nothing")
     with pytest.raises(ps.StateError, match="give the path"):
         ps.open_state("")
