@@ -7,11 +7,15 @@ are handed on pipelined, unless the operator says otherwise.
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from penstock.config import Configuration
 from penstock.errors import JobRejected
 from penstock.graph.exchanges import BLOCKING, PIPELINED, exchange_name, exchange_of
 from penstock.graph.logical import Node, NodeInput
 from penstock.pb import graph_pb2
+from penstock.rows.spark_types import is_read_alike
+from penstock.storage.parquet_types import parquet_misfit
 
 
 def exchange_type(
@@ -51,6 +55,13 @@ def exchange_beside_spark(
             f"gives whole results: it is blocking, not {exchange_name(wanted or 0)}. Leave .exchange(...) out"
         )
     return BLOCKING
+
+
+def read_by_spark(schema: pa.Schema) -> graph_pb2.SpillFormat.ValueType:
+    """What the files of an exchange into a Spark stage have to be: Parquet, where Spark can read them in place."""
+    if parquet_misfit(schema) is None and all(is_read_alike(field.type) for field in schema):
+        return graph_pb2.SPILL_FORMAT_PARQUET
+    return graph_pb2.SPILL_FORMAT_UNSPECIFIED
 
 
 def wanted_exchange(

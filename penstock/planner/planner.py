@@ -48,6 +48,7 @@ from penstock.planner.draft import (
 from penstock.planner.exchange_choice import (
     exchange_beside_spark,
     exchange_type,
+    read_by_spark,
     wanted_exchange,
 )
 from penstock.planner.in_place import FilesInPlace
@@ -157,8 +158,7 @@ class Planner:
             of_stream = input_schema(node.inputs[0]).names
             proto.unread_columns.extend(name for name in of_stream if name not in given.names)
         if isinstance(node.operation, SparkStage):
-            schemas = {each.target_input: each.source.schema for each in inputs}
-            self._in_place.give_inputs(node, proto.spark, schemas)
+            inputs = self._given_to_spark(node, proto, inputs)
         inputs = [self._pre_aggregated(node, proto, each) for each in inputs]
         if chained:
             self._in_place.give_output(node, proto, inputs[0].source.operator.proto)
@@ -293,6 +293,14 @@ class Planner:
         if schema.names == actual.names or (chained and not is_disturbed):
             return given
         return replace(given, source=self._narrow(given.source, schema))
+
+    def _given_to_spark(
+        self, node: Node, proto: graph_pb2.Operator, inputs: Sequence[DraftInput]
+    ) -> list[DraftInput]:
+        """What a stage reads, in files that Spark reads where there are such."""
+        schemas = {each.target_input: each.source.schema for each in inputs}
+        self._in_place.give_inputs(node, proto.spark, schemas)
+        return [replace(each, spill_format=read_by_spark(each.source.schema)) for each in inputs]
 
     def _narrow(self, output: DraftOutput, schema: pa.Schema) -> DraftOutput:
         key = (id(output.operator), output.tag, tuple(schema.names))

@@ -187,6 +187,37 @@ def carried_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, carried_type(field.type)) for field in schema])
 
 
+def is_read_alike(kind: pa.DataType) -> bool:
+    """Whether Spark reads a column of a Parquet file as its carried type: what is not known to be is not.
+
+    Example: an unsigned integer, which Parquet knows; it has no nanoseconds of Spark's.
+        >>> is_read_alike(pa.list_(pa.uint64())), is_read_alike(pa.timestamp("ns"))
+        (True, False)
+    """
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return is_read_alike(kind.value_type)
+    if pt.is_struct(kind):
+        return all(is_read_alike(kind.field(index).type) for index in range(kind.num_fields))
+    if pt.is_timestamp(kind):
+        return kind.unit in ("ms", "us")
+    if pt.is_decimal(kind):
+        return kind.precision <= DECIMAL_DIGITS_MAX and 0 <= kind.scale <= kind.precision
+    return any(is_kind(kind) for is_kind in _READ_ALIKE)
+
+
+_READ_ALIKE = (
+    pt.is_boolean,
+    pt.is_integer,
+    pt.is_float32,
+    pt.is_float64,
+    pt.is_string,
+    pt.is_large_string,
+    pt.is_binary,
+    pt.is_large_binary,
+    pt.is_date32,
+)
+
+
 def check_for_spark(where: str, schema: pa.Schema, *, is_case_sensitive: bool = True) -> None:
     """Checks that Spark can be given these columns.
 

@@ -8,7 +8,7 @@ state must be consistent (a timer is removed as its rows are emitted).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -34,6 +34,7 @@ from penstock.pb import client_pb2
 if TYPE_CHECKING:
     from taskmanager.alignment.origins import Origins
     from taskmanager.operators.metrics import SubtaskCounters
+    from taskmanager.partitions.in_place import PartitionInPlace
     from taskmanager.spark.driver_runner import SparkDriverRunner
     from taskmanager.state.backend import KeyedStateBackend
     from taskmanager.state.memory import ManagedMemory
@@ -64,6 +65,7 @@ class OperatorContext:
         takes_checkpoints: output is committed by checkpoints, not at the end of the job.
         is_speculative: another attempt of the subtask runs, and may yet be the one that counts.
         spark: the slot's; None = there is none.
+        in_place: per input, the partitions that the operator is given as files instead of rows.
         work_directory: for files of the operator's own, missing at first; it goes with the slot. None = there is none.
     """
 
@@ -93,6 +95,7 @@ class OperatorContext:
     is_speculative: bool = False
     submit: Callable[[Callable[[], Any]], Future[Any]] = run_at_once
     spark: SparkDriverRunner | None = None
+    in_place: Mapping[int, Sequence[PartitionInPlace]] = field(default_factory=dict)
     work_directory: Path | None = None
 
 

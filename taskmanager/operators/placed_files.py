@@ -13,14 +13,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyarrow.types as pt
 
 from penstock.connectors.listing import EntryRefusedError, is_glob, list_files
 from penstock.connectors.messages import os_reason, shorten
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
-from penstock.rows.spark_types import DECIMAL_DIGITS_MAX
+from penstock.rows.spark_types import is_read_alike
 from taskmanager.connectors.columns import ColumnPlan
 from taskmanager.spark.stage_files import StageInputFiles
 
@@ -101,7 +100,7 @@ def reads_alike(file: pq.ParquetFile, output: pa.Schema) -> bool:
     actual = file.schema_arrow
     by_lower = [name.lower() for name in actual.names]
     for field in output:
-        if actual.field(field.name).type != field.type or not _is_alike(field.type):
+        if actual.field(field.name).type != field.type or not is_read_alike(field.type):
             return False
         if by_lower.count(field.name.lower()) > 1:
             return False  # one column to Spark
@@ -121,29 +120,3 @@ def _column_chunks(metadata: Any, names: frozenset[str]) -> Iterator[Any]:
 
 def _is_known(column: Any) -> bool:
     return column.compression in _CODECS and _ENCODINGS.issuperset(column.encodings)
-
-
-def _is_alike(kind: pa.DataType) -> bool:
-    """Whether Spark reads a column of a file as the table of types says."""
-    if pt.is_list(kind) or pt.is_large_list(kind):
-        return _is_alike(kind.value_type)
-    if pt.is_struct(kind):
-        return all(_is_alike(kind.field(index).type) for index in range(kind.num_fields))
-    if pt.is_timestamp(kind):
-        return kind.unit in ("ms", "us")
-    if pt.is_decimal(kind):
-        return kind.precision <= DECIMAL_DIGITS_MAX and 0 <= kind.scale <= kind.precision
-    return any(is_kind(kind) for is_kind in _ALIKE)
-
-
-_ALIKE = (
-    pt.is_boolean,
-    pt.is_integer,
-    pt.is_float32,
-    pt.is_float64,
-    pt.is_string,
-    pt.is_large_string,
-    pt.is_binary,
-    pt.is_large_binary,
-    pt.is_date32,
-)

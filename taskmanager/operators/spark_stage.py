@@ -15,7 +15,6 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import OperatorOutput, Pause, StreamStatus, Watermark, WrittenFiles
-from penstock.config.spark_keys import is_local_master
 from penstock.errors import JobRejected, TaskFailure
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
@@ -23,6 +22,7 @@ from penstock.rows.spark_types import carried_schema, check_for_spark
 from taskmanager.connectors.hidden_files import foreign_directory, output_tag
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.placed_files import place_files
+from taskmanager.partitions.in_place import check_files, is_below, seen_below
 from taskmanager.spark.driver_runner import SparkDriverRunner
 from taskmanager.spark.stage_files import (
     FUNCTION,
@@ -69,6 +69,12 @@ class SparkStageOperator(Operator):
             )
             for number, schema in enumerate(schemas)
         ]
+        self._partitions = [one for given in context.in_place.values() for one in given]
+        for number, partitions in context.in_place.items():
+            for file in (file for one in partitions for file in one.files):
+                self._inputs[number].files.append(str(file.path))
+                context.counters.records_in += file.rows
+                context.counters.bytes_in += file.size_bytes
         self._placed = {files.input: files.source for files in self._spec.files}
         self._output = self._output_directory()
         for left in earlier_attempts(self._directory):
@@ -77,7 +83,8 @@ class SparkStageOperator(Operator):
     def _output_directory(self) -> Path:
         """Where Spark writes: beside the output of the sink that is given the files, if it sees that."""
         target = self._spec.output_directory
-        is_seen = self._seen_below is None or _is_below(target, self._seen_below)
+        place = seen_below(self.context.config)
+        is_seen = place is None or is_below(Path(target), place)
         self._is_kept = bool(target) and is_seen
         if not self._is_kept:
             return self._directory / OUTPUT
@@ -85,14 +92,6 @@ class SparkStageOperator(Operator):
         tag = output_tag(context.job_id, self._spec.output_uid)
         place = foreign_directory(Path(target), tag, context.subtask_index, context.attempt)
         return place.absolute()
-
-    @property
-    def _seen_below(self) -> Path | None:
-        """The only directory whose files Spark sees, None = it runs on this machine."""
-        config = self.context.config
-        own = config.spark_keys
-        is_here = not own.get("spark.remote") and is_local_master(own.get("spark.master", "local"))
-        return None if is_here else Path(config.execution_spark_directory)
 
     # ------------------------------------------------------------ input
 
@@ -126,8 +125,12 @@ class SparkStageOperator(Operator):
 
     def _place(self, spec: graph_pb2.FileSource, given: StageInputFiles) -> None:
         self._is_writing = True
-        place = partial(place_files, spec, given, self._seen_below)
+        place = partial(place_files, spec, given, seen_below(self.context.config))
         self.context.run_in_background(place, self._on_written)
+
+    def _check(self) -> None:
+        self._is_writing = True
+        self.context.run_in_background(partial(check_files, self._partitions), self._on_written)
 
     # ------------------------------------------------------------ the stage
 
@@ -140,11 +143,17 @@ class SparkStageOperator(Operator):
             elif given.is_open:
                 self._write(given)
                 yield Pause()
+        if self._partitions:
+            self._check()
+            yield Pause()
         self._run()
         yield Pause()
         end = self._end
         assert end is not None, "the chain goes on when the stage has ended"
         if not end.is_done:
+            if self._partitions:
+                self._check()  # before anybody is to blame
+                yield Pause()
             raise TaskFailure(end.message, operator=self._name, user_traceback=end.user_traceback)
         files = indexed_output(self._directory)
         if self._is_kept:
@@ -192,10 +201,6 @@ def _driver_of(context: OperatorContext, name: str) -> SparkDriverRunner:
             operator=name,
         )
     return context.spark
-
-
-def _is_below(path: str, directory: Path) -> bool:
-    return Path(path).resolve().is_relative_to(directory.resolve())
 
 
 def _remove(directory: Path, output: Path) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import InvariantViolation
+from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2, graph_pb2
 from taskmanager.network.partition_registry import PartitionSource
 from taskmanager.network.result_partition import PartitionContext, ResultPartition
 from taskmanager.partitions.exchange_cache import ExchangeCache
 from taskmanager.partitions.kept_partition import BlockingPartition, KeptPartition, NoFiles
 from taskmanager.partitions.retention import Retention
+from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.partitions.shared_partitions import SharedPartitions
 from taskmanager.partitions.spill_format import format_choice
 from taskmanager.partitions.spill_runner import SpillRunner
@@ -55,6 +57,10 @@ class PartitionFactory:
             found = SharedPartitions(name, lambda one: spill.complete(job_id, one, name))
             self._shared[name, job_id] = found
         return found
+
+    def here(self, job_id: str, partition_id: PartitionId, shared: str) -> SealedPartition | None:
+        """A complete partition whose files this machine sees; see ``SpillRunner.here``."""
+        return None if self._spill is None else self._spill.here(job_id, partition_id, shared)
 
     @property
     def next_deadline_ns(self) -> int | None:

@@ -35,12 +35,14 @@ class DataFile:
 
     Attributes:
         path: where it is. Read it by this name alone: from a directory, readers take `part=` and `sub=` for columns.
+        checksum: CRC-32 of the file.
     """
 
     path: Path
     format: SpillFormat
     rows: int
     size_bytes: int
+    checksum: int
 
 
 class SealedPartition(ReadablePartition):
@@ -72,7 +74,7 @@ class SealedPartition(ReadablePartition):
         """The files of one subpartition, in the order of its rows; together they are all of these."""
         directory = subpartition_directory(self._directory, index)
         return [
-            DataFile(directory / file.name, file.format, file.rows, file.size_bytes)
+            DataFile(directory / file.name, file.format, file.rows, file.size_bytes, file.checksum)
             for file in self.index.subpartitions[index].files
         ]
 

@@ -18,12 +18,15 @@ from typing_extensions import override
 
 from penstock.errors import StoreCorrupt, StoreTransient, StreamError
 from penstock.partition_id import PartitionId
+from penstock.storage.local_store import LocalStore
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import open_store
 from taskmanager.network.transport import Post
 from taskmanager.partitions.exchange_cache import WrittenFiles
 from taskmanager.partitions.kept_partition import PartitionFiles
 from taskmanager.partitions.kept_subpartition import SubpartitionFiles
+from taskmanager.partitions.sealed_partition import SealedPartition
+from taskmanager.partitions.sealed_store import SealedStore
 from taskmanager.partitions.shared_calls_runner import Mail, SharedCallsRunner
 from taskmanager.partitions.shared_partitions import CompleteFiles
 from taskmanager.partitions.spill_counts import SPILL
@@ -109,6 +112,29 @@ class SpillRunner:
         """The files of a partition that a job has completed on shared storage."""
         place = self._shared_place(job_id, partition_id, ARROW_FILES, shared)
         return _CompleteFiles(place, job_id, partition_id, self._shared_calls.call)
+
+    def here(self, job_id: str, partition_id: PartitionId, shared: str) -> SealedPartition | None:
+        """A complete partition whose files this machine sees under names of their own, for who reads them in place.
+
+        Blocks; any thread.
+
+        Args:
+            job_id: that has completed it.
+            shared: name of the shared storage that it lies on; "" = the disk of its TaskManager.
+
+        Returns:
+            None where it is on the disk of another one, on storage that has no files, or not complete.
+
+        Raises:
+            StoreCorrupt, StoreTransient: its index is damaged, or cannot be read now.
+        """
+        root = self._root
+        if shared:
+            store = self._open_store(shared)
+            if not isinstance(store, LocalStore):
+                return None
+            root = store.root
+        return SealedStore(root).find(job_id, partition_id)
 
     def _shared_place(
         self, job_id: str, partition_id: PartitionId, choice: FormatChoice, shared: str

@@ -41,6 +41,7 @@ from taskmanager.state.state_sizes import note_sizes
 from taskmanager.task.event_time_column import event_time_column
 from taskmanager.task.execution import Execution
 from taskmanager.task.inputs import EndedInput, GateInput, Input, SourceInput, TakenInput
+from taskmanager.task.inputs_in_place import InputsInPlace
 from taskmanager.task.operator_chain import SOURCE, OperatorChain, Output
 from taskmanager.task.operator_contexts import OperatorContexts, naming
 from taskmanager.task.restore_silence import LIMIT_MS_MIN
@@ -95,6 +96,7 @@ class Deployment:
         self._first = 1 if self._has_source else 0
         """Index within the vertex of the chain's first operator."""
         self._specs = list(vertex.operators[self._first :])
+        self._in_place = InputsInPlace(deployment, services.exchange, services.config)
         self._contexts = OperatorContexts(
             deployment,
             services,
@@ -102,6 +104,7 @@ class Deployment:
             self._origins,
             self._state,
             self._files,
+            self._in_place,
             has_source=self._has_source,
             register_timer=self._register_timer,
             schedule=schedule,
@@ -138,15 +141,22 @@ class Deployment:
             if self._contexts.restored_operator(spec).keyed:
                 with naming(spec.name):
                     operator.load()
-        if restore.operators or any(map(keeps_keyed_state, self._specs)):
+        is_slow = restore.operators or any(map(keeps_keyed_state, self._specs))
+        if is_slow or self._in_place.is_sought:
             self._state.start(
-                lambda: self._contexts.open(execution, self._operators, self._specs),
+                lambda: self._open_contexts(execution),
                 lambda: execution.run(when_open),
                 execution.fail_later,
             )
         else:
             self._contexts.open(execution, self._operators, self._specs)
             when_open()
+
+    def _open_contexts(self, execution: Execution) -> None:
+        """On an I/O thread."""
+        if self._in_place.is_sought:
+            self._in_place.find()
+        self._contexts.open(execution, self._operators, self._specs)
 
     def build(self, execution: Execution) -> Subtask:
         """Opens the input and the operators, once their state is open."""
@@ -183,8 +193,8 @@ class Deployment:
         chain_input: Input
         if self.source is not None:
             chain_input = SourceInput(self.source)
-        elif not self._deployment.inputs:
-            chain_input = EndedInput()  # of a source that Spark reads
+        elif not self._in_place.edges:
+            chain_input = EndedInput()  # Spark reads it all
         else:
             chain_input = self._open_gate(execution)
         parts: list[SnapshotPart] = []
@@ -317,7 +327,7 @@ class Deployment:
     def _open_gate(self, execution: Execution, kind: type[GateInput] = GateInput) -> GateInput:
         gate = self._services.exchange.create_gate(
             self._deployment.attempt,
-            list(self._deployment.inputs),
+            self._in_place.edges,
             self.counters,
             self._schedule,
             execution.fail_later,
@@ -338,7 +348,7 @@ class Deployment:
             self.counters,
             has_own_event_time=has_own_event_time,
             input_of_channel=[
-                edge.target_input for edge in self._deployment.inputs for _ in edge.channels
+                edge.target_input for edge in self._in_place.edges for _ in edge.channels
             ],
         )
 
@@ -391,6 +401,8 @@ class Deployment:
 
     def replace_producer(self, channel: internal_pb2.InputChannel) -> None:
         """Reads an edge that keeps its rows from a new attempt."""
+        if self._in_place.has(channel):
+            return  # the files of the one before are read, or are missed
         if self._gate is None:
             raise InvariantViolation(f"a producer is replaced for a source: {channel}")
         self._services.exchange.replace_producer(self._gate, channel)

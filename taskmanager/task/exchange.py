@@ -26,7 +26,12 @@ from taskmanager.network.connection_pool import (
 from taskmanager.network.credit import far_windows
 from taskmanager.network.gateway import Gateway
 from taskmanager.network.handshake import SlotIdentity
-from taskmanager.network.input_connector import Consumer, InputConnector, channel_spec
+from taskmanager.network.input_connector import (
+    Consumer,
+    InputConnector,
+    channel_spec,
+    partition_of,
+)
 from taskmanager.network.input_gate import InputGate
 from taskmanager.network.kept_channel import KeptInputChannel
 from taskmanager.network.partition_registry import PartitionRegistry
@@ -39,6 +44,7 @@ from taskmanager.network.result_partition import (
 from taskmanager.network.transport import Post, Transport
 from taskmanager.partitions.kept_partition import KeptPartition
 from taskmanager.partitions.partition_factory import PartitionFactory
+from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.partitions.spilling import Spilling
 
@@ -163,6 +169,14 @@ class DataExchange:
         if partition.is_served_here:
             self.registry.register(partition)
         return partition
+
+    def complete_here(self, channel: internal_pb2.InputChannel) -> SealedPartition | None:
+        """The complete partition that a channel would read, where this machine sees its files.
+
+        Blocks; any thread. See ``SpillRunner.here``.
+        """
+        job_id = channel.producer_attempt.job_id
+        return self._partitions.here(job_id, partition_of(channel), channel.shared_directory)
 
     def set_spilling(self, spilling: Spilling) -> None:
         """Whether kept partitions may be written to disk from now on."""

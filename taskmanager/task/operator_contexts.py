@@ -20,6 +20,7 @@ from taskmanager.state.backend import BackendEnvironment, KeyedStateBackend
 from taskmanager.state.factory import keeps_keyed_state, open_backend
 from taskmanager.state.operator_state import OperatorStateStore
 from taskmanager.task.execution import Execution
+from taskmanager.task.inputs_in_place import InputsInPlace
 from taskmanager.task.operator_chain import SOURCE
 from taskmanager.task.slot_services import SlotServices
 from taskmanager.task.state_opening import StateOpening
@@ -41,6 +42,7 @@ class OperatorContexts:
         origins: whose watermarks it hears.
         state: gets the backends that are opened.
         files: from which state is restored.
+        in_place: which inputs are given as files.
         has_source: its first operator is a source that reads splits.
         register_timer: has an operator, by its node, called at a time in ms.
         schedule: asks for a step; on the mailbox thread.
@@ -57,6 +59,7 @@ class OperatorContexts:
         origins: Origins,
         state: StateOpening,
         files: SnapshotFiles,
+        in_place: InputsInPlace,
         *,
         has_source: bool,
         register_timer: Callable[[int, int], None],
@@ -68,6 +71,7 @@ class OperatorContexts:
         self._origins = origins
         self._state = state
         self._files = files
+        self._in_place = in_place
         self._has_source = has_source
         self._register_timer = register_timer
         self._schedule = schedule
@@ -187,6 +191,7 @@ class OperatorContexts:
             takes_checkpoints=self._deployment.takes_checkpoints,
             is_speculative=self._deployment.is_speculative,
             spark=services.spark,
+            in_place=self._in_place.partitions if node == 0 else {},
             work_directory=services.work_directory
             / "operators"
             / f"{attempt.vertex}-{attempt.subtask_index}-{attempt.attempt}-{node}",

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from tests.integration.conftest import NewEnvironment
-from tests.integration.spark.conftest import SMALL
+from tests.integration.conftest import SLOTS, TASKMANAGERS, NewEnvironment
+from tests.integration.spark.conftest import IN_ALL, SMALL
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -44,6 +44,12 @@ ALIKE = pa.table(
         "at": pa.array([{"x": 1.0}, {"x": None}, None], pa.struct([("x", pa.float64())])),
     }
 )
+RESTARTS = {
+    "restart-strategy.type": "fixed-delay",
+    "restart-strategy.fixed-delay.attempts": "3",
+    "restart-strategy.fixed-delay.delay": "50ms",
+}
+FEW = {"execution.batch-rows": "4"}
 ONE_FILE = pa.schema([("file", pa.string()), ("rows", pa.int64())])
 
 
@@ -122,6 +128,95 @@ def test_files_are_read_and_written_in_place_where_that_is_the_same(
     assert str(tmp_path / "other") not in other_files[0]["file"]  # written anew
     assert sorted(row["n"] for row in all_rows(tmp_path / "out")) == [1, 2, 2]
     assert all_rows(tmp_path / "none") == []
+
+
+def everywhere(env: ps.Environment, table: pa.Table, rows: int) -> ps.Stream:
+    """The rows of a table again and again, made by subtasks on both TaskManagers: all slots but that of Spark are taken."""
+
+    def some(start: int, count: int) -> pa.RecordBatch:
+        picked = table.take([number % table.num_rows for number in range(start, start + count)])
+        return picked.combine_chunks().to_batches()[0]
+
+    made = env.generate(some, rows=rows).parallelism(1).rebalance()
+    return made.map_batches(lambda batch: batch).parallelism(TASKMANAGERS * SLOTS - 1)
+
+
+@IN_ALL
+def test_rows_of_an_exchange_are_read_in_place_with_the_types_of_the_table(
+    new_env: NewEnvironment,
+) -> None:
+    table = ALIKE.append_column("part", pa.array(["x", "y", None])).append_column(
+        "sub", pa.array([7, None, 9], pa.uint8())
+    )
+    other = table.append_column("wait", pa.array([1, None, 3], pa.duration("s")))
+    env = new_env(2, SMALL | FEW)
+    env.set_runtime_mode("batch")
+    moved = everywhere(env, table, 300)
+    rows = moved.spark(same, schema=table.schema).collect()
+    files = moved.spark(by_file, schema=ONE_FILE).collect()
+    written_anew = everywhere(env, other, 300)
+    others = written_anew.spark(same, schema=other.schema).collect()
+    other_files = written_anew.spark(by_file, schema=ONE_FILE).collect()
+    nothing = moved.filter(ps.col("n") > 9).spark(same, schema=table.schema).collect()
+    env.execute("exchanges")
+    assert sorted(map(repr, rows)) == sorted(map(repr, table.to_pylist() * 100))
+    assert sum(row["rows"] for row in files) == 300
+    here = ["/sub=0/" in row["file"] for row in files]
+    assert sum(here) > 1  # where Spark is
+    assert here.count(False) == 1  # those of the other TaskManager are written into one
+    assert sorted(map(repr, others)) == sorted(map(repr, other.to_pylist() * 100))
+    assert ["/stages/" in row["file"] for row in other_files] == [True]
+    assert list(nothing) == []
+
+
+@IN_ALL
+def test_a_lost_file_of_an_exchange_is_made_again_and_nobody_is_to_blame(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    env = new_env(2, SMALL | FEW | RESTARTS)
+    env.set_runtime_mode("batch")
+    numbers = everywhere(env, pa.table({"n": range(40)}), 40)
+    first = numbers.spark(losing(tmp_path), schema={"n": "int64"})
+    both = first.spark(in_both(tmp_path), numbers, schema={"n": "int64"}).collect()
+    handle = env.submit("lost")
+    handle.wait(200)
+    assert sorted(row["n"] for row in both) == list(range(40))
+    assert (tmp_path / "second").read_text().split() == ["called"]
+    causes = [one.root_cause for one in reversed(handle.exceptions())]
+    assert [cause.error_class for cause in causes] == ["PartitionUnavailable"] * 2
+    assert "is gone" in causes[0].message
+    assert "has been altered" in causes[1].message
+
+
+def losing(directory: Path) -> Callable[[Any], Any]:
+    """A function whose first attempt removes a file of its input; the next alters one that another stage will read."""
+
+    def loses(frame: Any) -> Any:
+        told = directory / "first"
+        in_place = Path(next(uri(name) for name in frame.inputFiles() if "/sub=0/" in name))
+        if not told.exists():
+            told.write_text("removed")
+            in_place.unlink()
+        elif told.read_text() == "removed":
+            told.write_text("altered")
+            edge, spill = in_place.parents[2], in_place.parents[3]
+            others = (p for p in spill.glob("*/part=*/sub=0/*") if edge not in p.parents)
+            other = next(others)
+            other.write_bytes(bytes(other.stat().st_size))
+        return frame
+
+    return loses
+
+
+def in_both(directory: Path) -> Callable[[Any, Any], Any]:
+    """What both inputs have; tells that it was called."""
+
+    def joins(left: Any, right: Any) -> Any:
+        with (directory / "second").open("a") as told:
+            told.write("called\n")
+        return left.join(right, "n").select("n")
+
+    return joins
 
 
 def uri(text: str) -> str:

@@ -68,11 +68,13 @@ def test_a_stage_is_one_task_between_blocking_exchanges_without_what_is_ours() -
     into = [edge for edge in graph.edges if edge.target_vertex == bulk.id]
     assert [edge.target_input for edge in into] == [0, 1, 2]
     assert {edge.partition_type for edge in into} == {BLOCKING}
+    assert {edge.spill_format for edge in into} == {graph_pb2.SPILL_FORMAT_PARQUET}
     schemas = [schema_from_bytes(schema).names for schema in bulk.operators[0].spark.input_schemas]
     assert schemas == [["n", "ts"], ["n", "ts"], ["n"]]
     assert not any(EVENT_TIME in schema_from_bytes(edge.schema).names for edge in into)
     [out] = [edge for edge in graph.edges if edge.source_vertex == bulk.id]
     assert (out.partition_type, out.deterministic, out.reproducible) == (BLOCKING, False, False)
+    assert out.spill_format == graph_pb2.SPILL_FORMAT_UNSPECIFIED
     behind = next(vertex for vertex in graph.vertices if vertex.id == out.target_vertex)
     assert behind.slot_group == "default"
 
@@ -81,6 +83,29 @@ def test_a_stage_is_one_task_between_blocking_exchanges_without_what_is_ours() -
     assert not plan.vertex(vertex_of(graph, "table").id).source_uids  # it reads no splits
     assert not any(v.allows_rivals for v in plan.vertices if v.slot_group == SPARK_SLOT_GROUP)
     assert "frames" in explain(graph)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_in_place"),
+    [
+        (pa.list_(pa.struct([("x", pa.uint64())])), True),
+        (pa.timestamp("ms", "Europe/Berlin"), True),
+        (pa.decimal128(38, 0), True),
+        (pa.timestamp("ns"), False),
+        (pa.timestamp("s"), False),
+        (pa.float16(), False),
+        (pa.time32("ms"), False),
+    ],
+)
+def test_an_exchange_into_a_stage_is_of_files_that_spark_reads_where_there_are_such(
+    kind: pa.DataType, *, is_in_place: bool
+) -> None:
+    env = batch()
+    env.from_arrow(pa.table({"v": pa.array([], kind)})).rebalance().spark(
+        frames, schema=N
+    ).discard()
+    [edge] = env.plan().graph.edges[:1]
+    assert (edge.spill_format == graph_pb2.SPILL_FORMAT_PARQUET) == is_in_place
 
 
 def test_a_declared_stage_gives_the_same_rows_in_any_order() -> None:
