@@ -6,6 +6,7 @@ None, a count of them 0; ``min`` and ``max`` give NaN only where there is nothin
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,13 +54,13 @@ def _sum(total: Any, value: Any) -> Any:
 def _min(best: Any, value: Any) -> Any:
     if best is None or best != best:
         return value
-    return min(best, value)
+    return min(best, value, key=_moment)
 
 
 def _max(best: Any, value: Any) -> Any:
     if best is None or best != best:
         return value
-    return max(best, value)
+    return max(best, value, key=_moment)
 
 
 def _first(held: Any, value: Any) -> Any:
@@ -85,8 +86,17 @@ def _mean_result(held: list[Any]) -> Any:
 
 
 def _distinct(held: set[Any], value: Any) -> set[Any]:
-    held.add(value)
+    held.add(_moment(value) if value == value else None)  # every NaN is one, also of a restored set
     return held
+
+
+def _moment(value: Any) -> Any:
+    """A time with a zone as one that is compared as columns are.
+
+    In a zone of its own a datetime is compared by what the clock shows: both moments of an hour that comes twice are equal.
+    """
+    is_zoned = isinstance(value, dt.datetime) and value.tzinfo is not None
+    return value.astimezone(dt.UTC) if is_zoned else value
 
 
 def _collect(held: list[Any], value: Any) -> list[Any]:

@@ -21,6 +21,7 @@ from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
 from penstock.expressions.conditionals import Conditional, ReadColumns, needed_parts
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
 from penstock.expressions.literals import adopt, literal_scalar
+from penstock.expressions.mixed_numbers import ROUNDING, of_floats, rounding
 from penstock.expressions.operators import OPERATORS, Apply, item_kernel, operator_kernel
 from penstock.naming import nearest_hint
 from penstock.rows.column_values import row_text
@@ -285,7 +286,12 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
     if name == "is_in" and not _has_null(chosen["value_set"]):
         unknown = pa.scalar(None, pa.bool_())
         return lambda args: pc.if_else(pc.is_valid(args[0]), function(args, options), unknown)
-    return function if options is None else lambda args: function(args, options)
+    kernel = function if options is None else lambda args: function(args, options)
+    if name in ROUNDING:
+        return rounding(kernel, types)
+    if name not in _OF_ONE_TYPE:
+        return kernel
+    return of_floats(kernel, types, 1 if name in _FIRST_STANDS_APART else 0)
 
 
 def _has_null(values: Any) -> bool:

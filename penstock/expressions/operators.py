@@ -1,6 +1,6 @@
 """Python's operators on columns: which kernel an operator means for given types.
 
-Integers never wrap: what does not fit is an error. Divisions are Python's (``division``), comparisons of
+Integers never wrap: what does not fit is an error; beside floats they are floats (``mixed_numbers``). Divisions are Python's (``division``), comparisons of
 numbers exact (``comparisons``). ``&`` and ``|`` are SQL's for booleans (null = unknown) and bitwise for
 integers.
 """
@@ -16,6 +16,7 @@ import pyarrow.types as pt
 
 from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
 from penstock.expressions.division import floor_divide, modulo, true_divide
+from penstock.expressions.mixed_numbers import of_floats
 
 Apply = Callable[[list[Any]], Any]
 """Arrow arrays or scalars in, an array or scalar out."""
@@ -36,7 +37,7 @@ OPERATORS = frozenset({*_DIRECT, *_BITWISE, *COMPARISONS, "+", "/", "//", "%", "
 def operator_kernel(symbol: str, types: Sequence[pa.DataType]) -> Apply:
     """What an operator does to arguments of these types (``"[]"`` aside: see ``item_kernel``)."""
     if symbol in _DIRECT:
-        return _function(_DIRECT[symbol])
+        return of_floats(_function(_DIRECT[symbol]), types)
     if symbol in _BITWISE:
         both_integers = all(map(pt.is_integer, types))
         return _function((_BITWISE if both_integers else _LOGICAL)[symbol])
@@ -44,7 +45,8 @@ def operator_kernel(symbol: str, types: Sequence[pa.DataType]) -> Apply:
         return _add(types)
     if symbol in COMPARISONS:
         return comparison_kernel(COMPARISONS[symbol], types)
-    return {"/": true_divide, "//": floor_divide, "%": modulo}[symbol](types)
+    divisions = {"/": true_divide, "//": floor_divide, "%": modulo}
+    return of_floats(divisions[symbol](types), types)
 
 
 def item_kernel(container: pa.DataType, key: pa.Scalar) -> Apply:
@@ -87,7 +89,7 @@ def _of_first(name: str, options: Any) -> Apply:
 def _add(types: Sequence[pa.DataType]) -> Apply:
     if any(map(_is_text, types)):
         return _concatenate(types)
-    return _function("add_checked")
+    return of_floats(_function("add_checked"), types)
 
 
 def _concatenate(types: Sequence[pa.DataType]) -> Apply:

@@ -115,7 +115,7 @@ def _rounded(text: str) -> CompileCall:
             return arguments[0].text
         if not pt.is_floating(kind):
             raise NotCompiledError(f"a {kind}; cast it to float64 first")
-        x = as_kind(arguments[0], kind)
+        x = as_kind(arguments[0], kind, is_alone=True)
         return f"CAST({text.format(x=x)} AS {'FLOAT' if pt.is_float32(kind) else 'DOUBLE'})"
 
     return compile_it
@@ -129,7 +129,7 @@ def _square_root(arguments: Sequence[Value], kind: pa.DataType, options: Options
     _only(options)
     if not pt.is_float64(kind):
         raise NotCompiledError(f"a {kind}; cast it to float64 first")
-    return f"sqrt({as_kind(arguments[0], kind)})"
+    return f"sqrt({as_kind(arguments[0], kind, is_alone=True)})"
 
 
 def _of_text(function: str) -> CompileCall:

@@ -61,8 +61,11 @@ def is_computed(kind: pa.DataType) -> bool:
     )
 
 
-def as_kind(value: Value, kind: pa.DataType) -> str:
-    """A value as another type that holds it, as Arrow has it where two types meet.
+def as_kind(value: Value, kind: pa.DataType, *, is_alone: bool = False) -> str:
+    """A value as another type that holds it, as it is where two types meet.
+
+    Args:
+        is_alone: it is the argument of a function, where no integer is rounded to a float.
 
     Raises:
         NotCompiledError: they do not meet alike.
@@ -72,7 +75,7 @@ def as_kind(value: Value, kind: pa.DataType) -> str:
         return cast(value.text, kind) if pt.is_null(given) else value.text
     if pt.is_floating(kind):
         if pt.is_integer(given):
-            return _exact_float(value, kind)
+            return _as_float(value, kind, is_alone)
         if pt.is_floating(given):
             return cast(value.text, kind)
     if pt.is_signed_integer(kind) and pt.is_signed_integer(given):
@@ -84,13 +87,14 @@ def as_kind(value: Value, kind: pa.DataType) -> str:
     raise NotCompiledError(f"a {given} beside a {kind}; {CAST_FIRST}")
 
 
-def _exact_float(value: Value, kind: pa.DataType) -> str:
-    """An integer as a float; one that is none is an error, as it is in Arrow."""
+def _as_float(value: Value, kind: pa.DataType, is_alone: bool) -> str:
+    """An integer as a float; one that is no float32, or none of a function's argument, is an error, as it is in Arrow."""
     if not pt.is_signed_integer(value.kind):
         raise NotCompiledError(f"a {value.kind} beside a {kind}; {CAST_FIRST}")
     whole, text = _WHOLE_IN_FLOAT[kind], value.text
     as_float = cast(text, kind)
-    if value.kind.bit_width <= (32 if pt.is_float64(kind) else 16):
+    is_rounded = pt.is_float64(kind) and not is_alone
+    if is_rounded or value.kind.bit_width <= (32 if pt.is_float64(kind) else 16):
         return as_float
     error = failing(f"an integer is no {kind} exactly")
     return f"CASE WHEN {text} NOT BETWEEN -{whole}L AND {whole}L THEN {error} ELSE {as_float} END"

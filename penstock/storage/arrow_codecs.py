@@ -122,6 +122,10 @@ class PlainCodec(StateCodec):
     def to_value(self, stored: Any) -> Any:
         return stored
 
+    @override
+    def for_keys(self) -> PlainCodec:
+        return self
+
     def wire(self, stored: Any) -> Any:
         """A value that is not None as msgpack knows it, within a nested one."""
         return stored
@@ -226,7 +230,7 @@ class FloatCodec(_FixedWidthCodec):
             raise ValueError("which is too large") from error
 
     @override
-    def for_keys(self) -> StateCodec:
+    def for_keys(self) -> PlainCodec:
         return FloatKeyCodec(self.type, self.name)
 
     @override

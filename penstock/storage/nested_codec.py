@@ -130,7 +130,7 @@ class _Map:
     def __init__(self, type_: pa.DataType) -> None:
         if pt.is_nested(type_.key_type):
             raise StateError(f"a state cannot hold {type_}: keys of its map are not hashable")
-        self._key = _node(type_.key_type)
+        self._key = _Leaf(plain_codec(type_.key_type).for_keys())
         self._item = _node(type_.item_type)
 
     def to_wire(self, value: Any) -> Any:

@@ -40,6 +40,10 @@ class TimeCodec(PlainCodec):
         self._zone = _zone(type_.tz) if pt.is_timestamp(type_) and type_.tz else None
 
     @override
+    def for_keys(self) -> PlainCodec:
+        return self if self._zone is None else TimeKeyCodec(self.type, self.name)
+
+    @override
     def check(self, value: Any) -> Any:
         return self.unwire(self.wire(value))
 
@@ -137,6 +141,21 @@ class TimeCodec(PlainCodec):
     @property
     def _unit_type(self) -> pa.DataType:
         return pa.int32() if self.type.bit_width == 32 else pa.int64()
+
+
+class TimeKeyCodec(TimeCodec):
+    """Timestamps with a zone as keys of a map: in UTC, where each is equal to itself alone.
+
+    In a zone of its own a datetime is compared by what the clock shows: the two moments of an hour that comes twice would be one key.
+    """
+
+    def __init__(self, type_: pa.DataType, name: str) -> None:
+        super().__init__(type_, name)
+        self._zone = dt.UTC
+
+    @override
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TimeKeyCodec, (self.type, self.name)
 
 
 def _expect(value: Any, kind: type) -> None:

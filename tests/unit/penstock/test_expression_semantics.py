@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import duckdb
@@ -248,3 +250,71 @@ def test_the_least_integer_modulo_minus_one_is_zero() -> None:
             values(col("a") % (col("b") + 1), rows)
         with pytest.raises(BadRow):
             values(col("a") // col("b"), rows)
+
+
+BIG = pa.RecordBatch.from_pydict(
+    {
+        "x": pa.array([2**62, 2**62 + 1, -(2**63), None, 3], pa.int64()),
+        "f": pa.array([0.5, 1.0, None, 2.0, 0.25]),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("expression", "python"),
+    [
+        (col("x") * 0.5, lambda x, f: x * 0.5),
+        (1.0 - col("x"), lambda x, f: 1.0 - x),
+        (col("x") + col("f"), operator.add),
+        (col("x") ** 1.5 * 0, lambda x, f: x**1.5 * 0 if x > 0 else math.nan),
+        (col("x") / col("f"), operator.truediv),
+        (col("x") // col("f"), operator.floordiv),
+        (col("x") % 0.75, lambda x, f: x % 0.75),
+        (fn.max_element_wise(col("x"), col("f"), skip_nulls=False), lambda x, f: max(float(x), f)),
+    ],
+    ids=str,
+)
+def test_integers_of_64_bits_beside_floats_are_floats(
+    expression: ps.Expr, python: Callable[[int, float], float]
+) -> None:
+    for x, f, found in zip(*BIG.to_pydict().values(), values(expression, BIG), strict=True):
+        needed = (x, f) if "f" in str(expression) else (x, 0.0)
+        expected = None if None in needed else python(*needed)
+        assert found == expected or (found != found and expected != expected)
+
+
+def test_a_choice_between_integers_and_floats_is_a_float() -> None:
+    for choice in (
+        when(col("f") > 0, col("x")).otherwise(0.5),
+        fn.if_else(col("f") > 0, col("x"), 0.5),
+        fn.coalesce(col("x"), col("f")),
+    ):
+        assert values(choice, BIG)[:2] == [2.0**62, 2.0**62]
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.decimal128(4, 2), pa.decimal128(38, 36), pa.decimal256(40, 38)]
+)
+@pytest.mark.parametrize(
+    "rounded",
+    [
+        lambda x: x.round(1),
+        lambda x: x.round(0),
+        lambda x: x.ceil(),
+        lambda x: fn.round_binary(x, 1),
+        lambda x: fn.round_to_multiple(x, multiple=Decimal("0.50")),
+    ],
+)
+def test_a_decimal_that_is_rounded_beyond_its_digits_is_an_error(
+    rounded: Callable[[ps.Expr], ps.Expr], kind: pa.DataType
+) -> None:
+    """Arrow gives 0 for it where another value follows that fits."""
+    numbers = pa.array([Decimal("99.99"), Decimal("-0.01"), None, Decimal("1.10")], kind)
+    rows = pa.RecordBatch.from_pydict({"d": numbers})
+    with pytest.raises(BadRow, match="does not fit in precision") as failed:
+        values(rounded(col("d")), rows)
+    assert failed.value.row_index == 0
+    fits = values(rounded(col("d")), rows.slice(1))
+    assert fits[1] is None
+    assert fits[0] == 0
+    assert fits[2] in (Decimal("1.10"), Decimal(1), Decimal(2))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import pickle
 from collections.abc import Callable
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import cloudpickle
 import pyarrow as pa
@@ -34,6 +36,10 @@ def function_of(base: type, **attributes: Any) -> Any:
 
 
 KEYED = ps.ValueState("keyed", pa.int64())
+BERLIN = ZoneInfo("Europe/Berlin")  # on 27 October 2024 the hour from 2 to 3 comes twice
+HALF_PAST_TWO = dt.datetime(2024, 10, 27, 2, 30, tzinfo=BERLIN)
+TWO_AGAIN = dt.datetime(2024, 10, 27, 2, 0, tzinfo=BERLIN, fold=1)
+SECOND_HALF_PAST_TWO = HALF_PAST_TWO.replace(fold=1)
 OPERATOR = ps.OperatorListState("operator", pa.int64())
 BROADCAST = ps.BroadcastState("broadcast", pa.string(), pa.int64())
 
@@ -175,7 +181,11 @@ def test_declarations_travel() -> None:
         ("mean", [1, 2, None], 1.5),
         ("first", [None, 4, 5], 4),
         ("last", [4, 5, None], 5),
+        ("min", [SECOND_HALF_PAST_TWO, HALF_PAST_TWO, TWO_AGAIN], HALF_PAST_TWO),
+        ("max", [HALF_PAST_TWO, TWO_AGAIN, SECOND_HALF_PAST_TWO], SECOND_HALF_PAST_TWO),
         ("count_distinct", [1, 1, 2, None], 2),
+        ("count_distinct", [float("nan"), float("nan"), 0.0, -0.0], 2),
+        ("count_distinct", [HALF_PAST_TWO, SECOND_HALF_PAST_TWO, TWO_AGAIN], 3),
         ("collect_list", [1, None, 1], [1, 1]),
     ],
 )
@@ -189,7 +199,9 @@ def test_built_in_aggregates(name: str, values: list[Any], expected: Any) -> Non
     held = function.create_accumulator()
     for value in values:
         held = function.add(held, value)
-    assert function.result(held) == expected
+    found = function.result(held)
+    assert found == expected
+    assert getattr(found, "fold", 0) == getattr(expected, "fold", 0)
 
 
 @pytest.mark.parametrize("is_swapped", [False, True])

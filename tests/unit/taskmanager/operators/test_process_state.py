@@ -5,11 +5,13 @@ Method: a function runs one scripted step per row and emits what the step return
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from collections.abc import Callable
 from decimal import Decimal
 from itertools import count
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -17,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+import penstock.testing as pt
 from common.elements import PAUSE
 from penstock.config import Configuration
 from penstock.errors import StoreCorrupt, TaskFailure
@@ -255,6 +258,36 @@ def test_equal_keys_of_maps_are_one_entry(key_type: pa.DataType, key: Any, equal
             f"(9, True, [({shown}, 9)])",
             "(None, False, [])",
         ]
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_both_moments_of_an_hour_that_comes_twice_are_keys(backend: str) -> None:
+    """Python takes two such datetimes of one zone, as rows and state have them, for equal."""
+    zone = ZoneInfo("Europe/Berlin")
+    moments = [dt.datetime(2024, 10, 27, hour, 30, tzinfo=dt.UTC) for hour in (0, 1)]
+    kind = pa.timestamp("us", "Europe/Berlin")
+
+    class Seen(ps.KeyedProcessFunction):
+        plain = ps.MapState("plain", kind, pa.int64())
+        nested = ps.ValueState("nested", pa.map_(kind, pa.int64()))
+
+        def process(self, row: Any, ctx: Any, out: Any) -> None:
+            self.plain.put(row.at, (self.plain.get(row.at) or 0) + 1)
+            self.nested.update([*(self.nested.value() or {}).items(), (row.at, 1)])
+            out.emit(plain=repr(sorted(self.plain.items())), nested=repr(self.nested.value()))
+
+    shape = {"user": int, "at": kind}
+    text = {"plain": str, "nested": str}
+    settings = {"keys": ["user"], "schema": shape, "output_schema": text, "backend": backend}
+    rows = [{"user": 1, "at": moment.astimezone(zone)} for moment in moments]
+    with pt.harness(Seen(), **settings) as h:
+        h.push_many(rows[:1])
+        taken = h.snapshot()
+    with pt.harness(Seen(), **settings, restore=taken) as h:
+        h.push_many(rows[1:])
+        (found,) = h.take()
+    assert found["plain"] == repr([(moment, 1) for moment in moments])
+    assert found["nested"] == repr(dict.fromkeys(moments, 1))
 
 
 def test_reducing_and_aggregating() -> None:
