@@ -47,6 +47,30 @@ class CollectedRow(dict[str, Any]):
             ) from None
 
 
+def _rows_of(rows: pa.Table | pa.RecordBatch) -> list[CollectedRow]:
+    """Rows as Python values.
+
+    Raises:
+        StreamError: a value is none of Python's (a time beyond its years, or of single nanoseconds).
+    """
+    try:
+        return [CollectedRow(row) for row in rows.to_pylist()]
+    except (OverflowError, ValueError) as error:
+        name = next((n for n in rows.schema.names if not _is_python(rows[n])), "")
+        raise StreamError(
+            f"column {name!r} has a value that Python cannot hold: {error}; "
+            "read the rows with .to_arrow(), or cast the column before .collect()"
+        ) from error
+
+
+def _is_python(column: pa.Array) -> bool:
+    try:
+        column.to_pylist()
+    except (OverflowError, ValueError):
+        return False
+    return True
+
+
 class CollectedRows(Sequence[CollectedRow]):
     """The rows of a collect sink.
 
@@ -182,7 +206,7 @@ class CollectedRows(Sequence[CollectedRow]):
     def to_pylist(self) -> list[CollectedRow]:
         """The rows as a list."""
         if self._rows is None:
-            self._rows = [CollectedRow(row) for row in self.to_arrow().to_pylist()]
+            self._rows = _rows_of(self.to_arrow())
         return self._rows
 
     @override
@@ -210,7 +234,7 @@ class CollectedRows(Sequence[CollectedRow]):
         own = self._own
         try:
             for batch in batches:
-                yield from map(CollectedRow, batch.to_pylist())
+                yield from _rows_of(batch)
         except GeneratorExit:
             if own is not None and own.leave_loop():
                 for _ in batches:  # the job would stand still without

@@ -391,7 +391,8 @@ class LocalCluster:
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"the {started.role} {started.id} (pid {started.process.pid}) does not serve after"
-                f" {_START_DEADLINE_S:.0f} s; its log: {log}"
+                f" {_START_DEADLINE_S:.0f} s; a first start compiles, which takes long on a busy machine: start again. It said:\n"
+                f"{tail_of(log, started.output_start)}"
             )
 
     def _await_taskmanagers(self, started: Sequence[_Started], deadline: float) -> None:

@@ -82,6 +82,16 @@ def test_a_bounded_job_with_a_limit_finishes(env: ps.Environment) -> None:
     assert len(rows) == 4
 
 
+def test_a_value_that_python_cannot_hold_is_named_with_the_remedy(env: ps.Environment) -> None:
+    far = pa.table({"n": [1, 2], "t": pa.array([0, 2**53], pa.timestamp("ms"))})
+    rows = env.from_arrow(far).collect()
+    with pytest.raises(ps.StreamError, match=r"column 't' has a value .*\.to_arrow\(\)"):
+        rows.to_pylist()
+    assert rows.to_arrow().equals(far)
+    with pytest.raises(ps.StreamError, match="column 't' has a value"):
+        list(env.from_arrow(far).collect())
+
+
 def test_rows_come_as_they_are_made(env: ps.Environment, client: Client) -> None:
     for seen, row in enumerate(endless(env).collect()):
         assert set(row) == {"n"}

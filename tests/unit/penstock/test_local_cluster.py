@@ -187,6 +187,23 @@ def test_a_start_forgets_the_dead_and_keeps_what_they_said(
     assert "earlier" not in str(raised.value)
 
 
+def test_what_does_not_serve_in_time_is_quoted(
+    spawned: list[Spawned], temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory of an embedded cluster, logs included, goes with the error."""
+
+    def wait(self: Spawned, timeout: float | None = None) -> int:
+        if timeout is not None and timeout < 1:  # as it is asked for while it starts
+            raise subprocess.TimeoutExpired("daemon", timeout)
+        return self.returncode
+
+    monkeypatch.setattr(Spawned, "wait", wait)
+    monkeypatch.setattr(local_cluster, "_START_DEADLINE_S", 0.0)
+    with pytest.raises(ClusterError, match=r"does not serve after .*start again(?s:.*)words of"):
+        EmbeddedCluster(Configuration(), 1)
+    assert list(temporary.iterdir()) == []
+
+
 @pytest.mark.parametrize("stdout", ["closed", "closed later"])
 def test_an_embedded_cluster_needs_no_stdout(
     spawned: list[Spawned], temporary: Path, monkeypatch: pytest.MonkeyPatch, stdout: str
