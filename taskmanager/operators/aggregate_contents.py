@@ -1,22 +1,17 @@
-"""Windows that hold aggregates."""
+"""Windows that hold one accumulator per key: aggregates, or what a function has made of the rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import OperatorOutput
-from penstock.graph.window_schemas import is_partial
-from penstock.pb import graph_pb2
-from penstock.rows.schema import EVENT_TIME, schema_from_bytes
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import AccumulatorOverflowError, RecordTable
-from taskmanager.operators.aggregation import AggregateInputs, Aggregation
-from taskmanager.operators.key_columns import KeyColumns
+from taskmanager.operators.accumulation import Accumulation, AggregateRows
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.operators.slice_tree import SliceTree
 from taskmanager.operators.window_contents import (
@@ -28,10 +23,9 @@ from taskmanager.operators.window_contents import (
     constant_time,
     result_time,
 )
-from taskmanager.state.backend import AggregateDescriptor, KeyedStateBackend
+from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.group_table import GroupTable, TableRows
 from taskmanager.state.instances import InstanceState, InstanceTable
-from taskmanager.state.wide_columns import narrow_batches
 
 _SLICES = "slices"
 _FIRING = "firing"
@@ -40,91 +34,27 @@ _TREE_SHARE = 8
 """Nodes over slices take at most this part of the memory of a slot's states."""
 
 
-@dataclass(frozen=True, slots=True)
-class AggregateRows:
-    """Keys and inputs of a batch."""
-
-    keys: KeyBatch
-    inputs: AggregateInputs
-
-    def select(self, rows: Rows | None) -> AggregateRows:
-        """Some of the rows, None = all."""
-        if rows is None:
-            return self
-        if isinstance(rows, slice):
-            return AggregateRows(self.keys.slice(rows.start, rows.stop), self.inputs.select(rows))
-        return AggregateRows(self.keys.take(rows), self.inputs.select(rows))
-
-
-class BoundAggregation:
-    """The aggregation of an operator with its keys and its output schema."""
-
-    def __init__(
-        self,
-        operator: graph_pb2.Operator,
-        keys: Sequence[str],
-        aggregates: Sequence[graph_pb2.Aggregate],
-    ) -> None:
-        self.keys = KeyColumns(keys, schema_from_bytes(operator.input_schema))
-        self.aggregation = Aggregation(aggregates, operator, self.keys)
-        self.schema = schema_from_bytes(operator.output_schema)
-        self.has_event_time = EVENT_TIME in self.schema.names
-        self.descriptor = AggregateDescriptor(
-            tuple(self.keys.types),
-            tuple(self.aggregation.kinds),
-            self.aggregation.new_columns,
-            tuple(self.aggregation.layout.slot_uses()),
-        )
-
-    def prepare(self, batch: pa.RecordBatch) -> AggregateRows:
-        """Keys and inputs of a batch of rows or partial rows."""
-        aggregation = self.aggregation
-        if is_partial(batch.schema):
-            inputs = aggregation.partial_inputs(batch)
-        else:
-            inputs = aggregation.inputs(batch)
-        return AggregateRows(self.keys.encode(batch), inputs)
-
-    def results(
-        self, rows: TableRows, window: list[pa.Array], event_times: pa.Array | None
-    ) -> Iterator[pa.RecordBatch]:
-        """The output of some keys: keys, window columns, aggregates, event times; one batch, or as many as text
-        and lists of more than 2 GiB take."""
-        arrays = [*self.keys.outputs(rows.keys), *window, *self.aggregation.results(rows)]
-        if event_times is not None:
-            arrays.append(event_times)
-        return narrow_batches(arrays, self.schema)
-
-
 class AggregateSlices(SliceContents[AggregateRows]):
-    """Aggregates of tumbling and sliding windows: one table per slice.
+    """Accumulators of tumbling and sliding windows: one table per slice.
 
     Args:
-        operator: the specification.
-        keys: names of the key columns.
-        aggregates: what is aggregated.
+        accumulation: what is accumulated.
         slice_ms: length of a slice.
     """
 
-    def __init__(
-        self,
-        operator: graph_pb2.Operator,
-        keys: Sequence[str],
-        aggregates: Sequence[graph_pb2.Aggregate],
-        slice_ms: int,
-    ) -> None:
-        self._bound = BoundAggregation(operator, keys, aggregates)
+    def __init__(self, accumulation: Accumulation, slice_ms: int) -> None:
+        self._accumulated = accumulation
         self._slice_ms = slice_ms
 
     @override
     def restore(self, state: KeyedStateBackend) -> None:
         for namespace in state.namespaces(_SLICES):
-            state.group_table(_SLICES, namespace, self._bound.descriptor)
+            state.group_table(_SLICES, namespace, self._accumulated.descriptor)
 
     @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._bound.aggregation.open(context)
+        self._accumulated.open(context)
         self._tree = SliceTree(
             self._slice_ms,
             lambda start: self._table(_SLICES, start),
@@ -139,6 +69,7 @@ class AggregateSlices(SliceContents[AggregateRows]):
     @override
     def close(self) -> None:
         self.context.memory.unregister(self._memory_user)
+        self._accumulated.close()
 
     @override
     def slices(self) -> list[int]:
@@ -147,11 +78,11 @@ class AggregateSlices(SliceContents[AggregateRows]):
     @override
     def prepare_snapshot(self) -> None:
         assert not self.context.state.namespaces(_FIRING), "a window is firing"
-        self._bound.aggregation.prepare_snapshot()
+        self._accumulated.prepare_snapshot()
 
     @override
     def prepare(self, batch: pa.RecordBatch) -> AggregateRows:
-        return self._bound.prepare(batch)
+        return self._accumulated.prepare(batch)
 
     @override
     def add(self, start: int, prepared: AggregateRows, rows: Rows | None) -> None:
@@ -159,7 +90,7 @@ class AggregateSlices(SliceContents[AggregateRows]):
         try:
             self._table(_SLICES, start).update(part.keys, part.inputs)
         except AccumulatorOverflowError as error:
-            raise self._bound.aggregation.overflow(error, part.keys) from error
+            raise self._accumulated.overflow(error, part.keys) from error
         self._tree.changed(start)
 
     @override
@@ -187,7 +118,7 @@ class AggregateSlices(SliceContents[AggregateRows]):
         slices: Sequence[int],
         updated: Sequence[tuple[AggregateRows, Rows | None]],
     ) -> Iterator[OperatorOutput]:
-        descriptor = self._bound.descriptor
+        descriptor = self._accumulated.descriptor
         touched = RecordTable(descriptor.key_types, [], with_index=True)
         for prepared, rows in updated:
             touched.lookup_or_insert(prepared.select(rows).keys)
@@ -204,7 +135,7 @@ class AggregateSlices(SliceContents[AggregateRows]):
 
     def _parts(self, slices: Sequence[int]) -> list[GroupTable]:
         """Tables with what a window of these slices holds, in the order of their time."""
-        if not self._bound.aggregation.new_columns():
+        if not self._accumulated.descriptor.new_columns():
             try:
                 return self._tree.parts(slices)
             except AccumulatorOverflowError:  # of a part of the window, whose sum may be in range
@@ -212,7 +143,7 @@ class AggregateSlices(SliceContents[AggregateRows]):
         return [self._table(_SLICES, start) for start in slices]
 
     def _together(self, tables: Sequence[GroupTable]) -> GroupTable:
-        descriptor = self._bound.descriptor
+        descriptor = self._accumulated.descriptor
         together = GroupTable(descriptor.key_types, descriptor.kinds, [])
         together.use_common_order()
         for table in tables:
@@ -220,62 +151,65 @@ class AggregateSlices(SliceContents[AggregateRows]):
         return together
 
     def _table(self, name: str, namespace: int) -> GroupTable:
-        return self.context.state.group_table(name, namespace, self._bound.descriptor)
+        return self.context.state.group_table(name, namespace, self._accumulated.descriptor)
 
     def _merge(self, target: GroupTable, source: GroupTable, only: KeyBatch | None) -> None:
         try:
             target.merge(source, only)
         except AccumulatorOverflowError as error:
-            raise self._bound.aggregation.overflow(error, source.keys(only)) from error
+            raise self._accumulated.overflow(error, source.keys(only)) from error
 
     def _results(self, rows: TableRows, start: int, end: int) -> Iterator[pa.RecordBatch]:
         count = len(rows.keys[0])
         window = [constant_time(start, count), constant_time(end, count)]
         event_times = None
-        if self._bound.has_event_time:
+        if self._accumulated.has_event_time:
             event_times = pa.array(np.full(count, result_time(end)))
-        return self._bound.results(rows, window, event_times)
+        return self._accumulated.results(rows, window, event_times)
 
 
 class AggregateInstances(InstanceContents[InstanceTable]):
-    """Aggregates of sessions and count windows."""
+    """Accumulators of sessions and count windows.
 
-    def __init__(
-        self,
-        operator: graph_pb2.Operator,
-        keys: Sequence[str],
-        aggregates: Sequence[graph_pb2.Aggregate],
-    ) -> None:
-        self._bound = BoundAggregation(operator, keys, aggregates)
+    Args:
+        accumulation: what is accumulated.
+    """
+
+    def __init__(self, accumulation: Accumulation) -> None:
+        self._accumulated = accumulation
 
     @override
     def open(self, context: OperatorContext, state: Callable[[], InstanceState]) -> None:
         super().open(context, state)
-        self._bound.aggregation.open(context)
+        self._accumulated.open(context)
+
+    @override
+    def close(self) -> None:
+        self._accumulated.close()
 
     @override
     def new_state(self) -> InstanceTable:
-        descriptor = self._bound.descriptor
+        descriptor = self._accumulated.descriptor
         return InstanceTable(descriptor.kinds, descriptor.new_columns(), descriptor.uses)
 
     @override
     def prepare_snapshot(self) -> None:
-        self._bound.aggregation.prepare_snapshot()
+        self._accumulated.prepare_snapshot()
 
     @override
     def add(self, instances: Int64Array, batch: pa.RecordBatch) -> None:
         try:
-            self._state.update(instances, self._bound.aggregation.inputs(batch))
+            self._state.update(instances, self._accumulated.inputs(batch))
         except AccumulatorOverflowError as error:
-            keys = self._bound.keys.encode(batch)
-            raise self._bound.aggregation.overflow(error, keys) from error
+            keys = self._accumulated.keys.encode(batch)
+            raise self._accumulated.overflow(error, keys) from error
 
     @override
     def merge(self, source: Int64Array, target: Int64Array) -> None:
         try:
             self._state.merge(source, target)
         except AccumulatorOverflowError as error:
-            raise self._bound.aggregation.overflow_in(error.accumulator, "") from error
+            raise self._accumulated.overflow(error, None) from error
 
     @override
     def emit(self, fired: FiredInstances) -> Iterator[tuple[int, OperatorOutput]]:
@@ -284,10 +218,10 @@ class AggregateInstances(InstanceContents[InstanceTable]):
             part = fired.slice(start, min(start + size, len(fired)))
             rows = self._state.rows(part.instances, part.keys)
             event_times = None
-            if self._bound.has_event_time and part.event_times is not None:
+            if self._accumulated.has_event_time and part.event_times is not None:
                 event_times = pa.array(part.event_times)
             done = start
-            for result in self._bound.results(rows, part.window_columns(), event_times):
+            for result in self._accumulated.results(rows, part.window_columns(), event_times):
                 done += result.num_rows
                 yield done, result
 

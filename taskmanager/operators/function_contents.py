@@ -24,7 +24,7 @@ from taskmanager.operators.window_contents import (
     SliceContents,
     result_time,
 )
-from taskmanager.operators.window_function_runner import WindowRows, window_function_runner
+from taskmanager.operators.window_function_runner import WindowFunctionRunner, WindowRows
 from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.row_table import RowDescriptor, RowTable, parts_of
@@ -56,7 +56,7 @@ class FunctionSlices(SliceContents[SequencedRows]):
     """Rows of tumbling and sliding windows: batches per slice, grouped by key at the firing."""
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
-        self._runner = window_function_runner(spec)
+        self._runner = WindowFunctionRunner(spec)
         keys = spec.window_function.keys
         schema = schema_from_bytes(spec.input_schema)
         self._keys = KeyColumns(keys, schema)
@@ -157,7 +157,7 @@ class FunctionInstances(InstanceContents[GroupedLog]):
     """Rows of sessions and count windows, each with the number of its window."""
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
-        self._runner = window_function_runner(spec)
+        self._runner = WindowFunctionRunner(spec)
         self._type = pa.struct(list(schema_from_bytes(spec.input_schema)))
         self._arrivals = ArrivalCounter()
 

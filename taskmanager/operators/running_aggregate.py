@@ -16,7 +16,7 @@ from common.elements import OperatorOutput
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
 from taskmanager.kernels import AccumulatorOverflowError, distinct
-from taskmanager.operators.aggregate_contents import BoundAggregation
+from taskmanager.operators.accumulation import BoundAggregation
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.pre_aggregate import RunningPreAggregateOperator, last_rows
 from taskmanager.state.group_table import GroupTable
@@ -44,11 +44,11 @@ class RunningAggregateOperator(Operator):
     @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._bound.aggregation.open(context)
+        self._bound.open(context)
 
     @override
     def prepare_snapshot(self, checkpoint_id: int) -> None:
-        self._bound.aggregation.prepare_snapshot()
+        self._bound.prepare_snapshot()
 
     @override
     def process(self, batch: pa.RecordBatch) -> tuple[OperatorOutput, ...]:
@@ -58,7 +58,7 @@ class RunningAggregateOperator(Operator):
         try:
             table.update(prepared.keys, prepared.inputs)
         except AccumulatorOverflowError as error:
-            raise bound.aggregation.overflow(error, prepared.keys) from error
+            raise bound.overflow(error, prepared.keys) from error
         first, group_of = distinct(prepared.keys)
         rows = np.sort(last_rows(group_of, len(first)))
         event_times = None

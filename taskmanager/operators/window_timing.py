@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.graph.window_spec import is_sliced, slice_ms
 from penstock.pb import graph_pb2
+from taskmanager.operators.accumulation import Accumulation
+from taskmanager.operators.aggregate_contents import AggregateInstances, AggregateSlices
 from taskmanager.operators.count_window import CountWindowOperator
 from taskmanager.operators.operator import Operator
 from taskmanager.operators.session_window import (
@@ -39,3 +42,16 @@ def instance_window_operator(
     if window.time == graph_pb2.TIME_DOMAIN_EVENT:
         return EventTimeSessionOperator(spec, window, keys, contents)
     return ProcessingTimeSessionOperator(spec, window, keys, contents)
+
+
+def accumulating_window_operator(
+    spec: graph_pb2.Operator,
+    window: graph_pb2.WindowSpec,
+    keys: list[str],
+    accumulation: Accumulation,
+) -> Operator:
+    """The operator of a window of any kind that holds one accumulator per key."""
+    if is_sliced(window):
+        slices = AggregateSlices(accumulation, slice_ms(window))
+        return sliced_window_operator(spec, window, slices)
+    return instance_window_operator(spec, window, keys, AggregateInstances(accumulation))

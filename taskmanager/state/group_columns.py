@@ -15,84 +15,21 @@ from penstock.errors import BadRecord
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.distinct_count import DistinctCount
 from taskmanager.state.group_column import GroupColumn, valid_rows
-from taskmanager.state.slot_arrays import grown
-from taskmanager.state.value_log import FrozenStates, GroupedLog, ValueLog
+from taskmanager.state.slot_column import SequencedColumn, SlotColumn
+from taskmanager.state.value_log import FrozenStates, GroupedLog
 from taskmanager.state.wide_columns import wide_type
-
-_COMPACT_ABOVE = 1 << 15
 
 _SUM_DIGITS = 75
 """Digits of a sum of decimals on its way: one less than the most, so that two of them can be added."""
 
 
-class _SlotColumn(GroupColumn):
-    """Base of columns that keep one Arrow value per group: a position in a log, -1 = none."""
-
-    def __init__(self, spec: GroupColumnSpec, value_type: pa.DataType) -> None:
-        super().__init__(spec)
-        self._value_type = value_type
-        self._log = ValueLog(value_type)
-        self._position = np.full(64, -1, np.int64)
-
-    def _reserve(self, groups: Int64Array) -> None:
-        self._position = grown(self._position, int(groups.max(initial=-1)) + 1, -1)
-
-    def _store(self, groups: Int64Array, values: pa.Array) -> None:
-        """Sets the value of each of the (different) groups."""
-        first = self._log.append(values)
-        self._position[groups] = np.arange(first, first + len(values))
-        if len(self._log) > max(2 * len(self._position), _COMPACT_ABOVE):
-            used = np.flatnonzero(self._position >= 0)
-            self._log.keep(self._position[used])
-            self._position[used] = np.arange(len(used))
-
-    @override
-    def clear(self, groups: Int64Array) -> None:
-        self._reserve(groups)
-        self._position[groups] = -1
-
-    @override
-    def results(self, groups: Int64Array) -> pa.Array:
-        self._reserve(groups)
-        values, kind = self._log.take(self._position[groups]), self.spec.output_type
-        return values if values.type in (kind, wide_type(kind)) else values.cast(kind)
-
-    @property
-    @override
-    def state_type(self) -> pa.DataType:
-        return self._value_type
-
-    @override
-    def freeze(self, groups: Int64Array) -> FrozenStates:
-        self._reserve(groups)
-        positions, values = self._position[groups], self._log.view()
-        return lambda rows: values.take(positions[rows])
-
-    @override
-    def restore(self, groups: Int64Array, states: pa.Array) -> None:
-        self.clear(groups)
-        rows = valid_rows(states)
-        self._store(groups[rows], states.take(pa.array(rows)))
-
-    @property
-    @override
-    def memory_bytes(self) -> int:
-        return self._log.memory_bytes + self._position.nbytes
-
-
-class FirstOrLast(_SlotColumn):
+class FirstOrLast(SequencedColumn):
     """The value that arrived first or last, nulls skipped."""
 
     def __init__(self, spec: GroupColumnSpec) -> None:
         assert spec.input_type is not None
         super().__init__(spec, spec.input_type)
         self._is_last = spec.function == "last"
-        self._sequence = np.zeros(64, np.int64)
-
-    @override
-    def _reserve(self, groups: Int64Array) -> None:
-        super()._reserve(groups)
-        self._sequence = grown(self._sequence, len(self._position))
 
     @override
     def update(self, groups: Int64Array, sequence: Int64Array, values: pa.Array) -> None:
@@ -122,39 +59,6 @@ class FirstOrLast(_SlotColumn):
         values = other._log.take(other._position[source[winners]])
         self._replace(target[winners], sequence[winners], values, np.arange(len(winners)))
 
-    @property
-    @override
-    def state_type(self) -> pa.DataType:
-        value = pa.field("value", self._value_type)
-        return pa.struct([value, pa.field("sequence", pa.int64(), nullable=False)])
-
-    @override
-    def freeze(self, groups: Int64Array) -> FrozenStates:
-        self._reserve(groups)
-        positions, sequence = self._position[groups], self._sequence[groups]
-        values, kind = self._log.view(), self.state_type
-
-        def states(rows: Int64Array) -> pa.Array:
-            parts = [values.take(positions[rows]), pa.array(sequence[rows])]
-            fields = [kind.field(0).with_type(parts[0].type), kind.field(1)]
-            missing = pa.array(positions[rows] < 0)
-            return pa.StructArray.from_arrays(parts, fields=fields, mask=missing)
-
-        return states
-
-    @override
-    def restore(self, groups: Int64Array, states: pa.Array) -> None:
-        self.clear(groups)
-        rows = valid_rows(states)
-        groups, states = groups[rows], states.take(pa.array(rows))
-        self._sequence[groups] = states.field("sequence").to_numpy()
-        self._store(groups, states.field("value"))
-
-    @property
-    @override
-    def memory_bytes(self) -> int:
-        return super().memory_bytes + self._sequence.nbytes
-
     def _replace(
         self, groups: Int64Array, sequence: Int64Array, values: pa.Array, rows: Int64Array
     ) -> None:
@@ -167,7 +71,7 @@ class FirstOrLast(_SlotColumn):
         self._store(groups, values.take(pa.array(rows[better])))
 
 
-class Folded(_SlotColumn):
+class Folded(SlotColumn):
     """Smallest, largest or sum of values that are no machine numbers: strings, binary, decimals."""
 
     def __init__(self, spec: GroupColumnSpec) -> None:

@@ -24,7 +24,7 @@ from taskmanager.operators.operator import Operator
 from taskmanager.operators.running_aggregate import running_aggregate_operator
 from taskmanager.operators.window_aggregate import window_aggregate_operator
 from taskmanager.operators.window_function import window_function_operator
-from taskmanager.state import distinct_count, group_columns, slot_keys, value_log
+from taskmanager.state import distinct_count, slot_column, slot_keys, value_log
 from tests.support.examples import examples
 from tests.support.restoring_driver import Event, RestoringDriver, uninterrupted
 from tests.support.window_oracle import MAX_TIME, WindowOracle
@@ -114,7 +114,7 @@ KEYS = st.sampled_from([(), ("k",), ("k", "s")])
 
 @pytest.fixture(autouse=True)
 def compact_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (distinct_count, group_columns, slot_keys, value_log):
+    for module in (distinct_count, slot_column, slot_keys, value_log):
         monkeypatch.setattr(module, "_COMPACT_ABOVE", 3)
 
 

@@ -19,7 +19,7 @@ from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.operators.aggregation import AggregateInputs
 from taskmanager.operators.operator import Operator
 from taskmanager.operators.slice_timeline import SliceTimeline
-from taskmanager.state import distinct_count, group_columns, slot_keys, value_log
+from taskmanager.state import distinct_count, slot_column, slot_keys, value_log
 from taskmanager.state.backend import AggregateDescriptor, KeyedStateBackend
 from taskmanager.state.group_columns import group_column
 from taskmanager.state.group_table import GroupTable
@@ -44,7 +44,7 @@ OPERATIONS = st.lists(
 
 @pytest.fixture(autouse=True)
 def compact_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (distinct_count, group_columns, slot_keys, value_log):
+    for module in (distinct_count, slot_column, slot_keys, value_log):
         monkeypatch.setattr(module, "_COMPACT_ABOVE", 3)
 
 
