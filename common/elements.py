@@ -30,6 +30,12 @@ class Watermark:
 
     timestamp_ms: int
 
+    @property
+    def takes_place(self) -> bool:
+        """Whether it says all that one before it has said. The end of time does not: where others go on from the end of
+        a history, what counts is what was said before."""
+        return self.timestamp_ms != MAX_TIMESTAMP_MS
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointBarrier:

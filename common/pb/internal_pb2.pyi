@@ -1313,6 +1313,7 @@ class InputEdge(_message.Message):
     TARGET_INPUT_FIELD_NUMBER: _builtins.int
     REPRODUCIBLE_FIELD_NUMBER: _builtins.int
     LOAD_FIRST_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
     edge_id: _builtins.str
     partition_type: _graph_pb2.ResultPartitionType.ValueType
     schema: _builtins.bytes
@@ -1322,6 +1323,8 @@ class InputEdge(_message.Message):
     """See Edge: rows that are sent again can be told from those that were read."""
     load_first: _builtins.bool
     """See Edge: no other input is read before this one has ended."""
+    follows: _builtins.bool
+    """See Edge: it holds no watermark back while it waits."""
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputChannel]:
         """In order of the producer's subtask index."""
@@ -1336,10 +1339,11 @@ class InputEdge(_message.Message):
         target_input: _builtins.int = ...,
         reproducible: _builtins.bool = ...,
         load_first: _builtins.bool = ...,
+        follows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "edge_id", b"edge_id", "load_first", b"load_first", "partition_type", b"partition_type", "reproducible", b"reproducible", "schema", b"schema", "target_input", b"target_input"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "edge_id", b"edge_id", "follows", b"follows", "load_first", b"load_first", "partition_type", b"partition_type", "reproducible", b"reproducible", "schema", b"schema", "target_input", b"target_input"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -64,7 +64,7 @@ class RequestRefused(Enum):
     """Why a checkpoint on demand was not taken."""
 
     NOT_RUNNING = "not all tasks of the job are running"
-    LOADING = "tasks read a broadcast side first (load_first), and checkpoints begin once it has been read"
+    LOADING = "tasks read a broadcast side or a history first (load_first), and checkpoints begin once it has been read"
     DISABLED = "checkpointing is off: set execution.checkpointing.interval or .dir"
     BLOCKING_EXCHANGE = "the job is in the middle of a blocking exchange"
     EXPIRED = "it waited longer than execution.checkpointing.timeout for a checkpoint under way"
@@ -98,7 +98,7 @@ class TaskView:
         producers: current attempts that feed it; none for a source.
         finished: restored as finished, or finished meanwhile.
         last: of a finished one, None = it holds nothing.
-        is_loading: it reads a side to its end before it reads on: no checkpoint begins meanwhile.
+        is_loading: it reads an input to its end before it reads on: no checkpoint begins meanwhile.
     """
 
     key: AttemptKey

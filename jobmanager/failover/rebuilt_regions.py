@@ -1,4 +1,5 @@
-"""Regions that do all their work again when they are restarted, whatever the checkpoints hold of them.
+"""Regions that do all their work again when they are restarted, whatever the checkpoints hold of them, and those of
+them that need not: all that read what they write had read it to the end.
 
 A blocking partition is made in one go: what a dead attempt had written of one is gone. So a region that writes
 one starts from nothing, and reads its input from the first row on, which only blocking exchanges and
@@ -8,7 +9,10 @@ since they would do so again.
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from jobmanager.failover.regions import Region, RegionGraph
+from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import Exchange
 
 _CACHING = frozenset({Exchange.CACHING, Exchange.CACHING_MEMORY})
@@ -25,6 +29,41 @@ def rebuilt_regions(regions: RegionGraph) -> frozenset[int]:
             for group in regions.written_by(subtask)
         )
     )
+
+
+def spared_regions(regions: RegionGraph, finished: AbstractSet[SubtaskId]) -> frozenset[int]:
+    """Indices of those whose work a checkpoint makes needless: they begin as what has finished, and write nothing.
+
+    Args:
+        finished: subtasks that the checkpoint knows as finished.
+
+    Example: what has been read to its end is not made again.
+        >>> from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
+        >>> vertices = (VertexPlan("write", parallelism=1), VertexPlan("read", parallelism=1))
+        >>> edge = EdgePlan("e", "write", "read", Partitioning.FORWARD, Exchange.BLOCKING)
+        >>> graph = RegionGraph(JobPlan(vertices, (edge,)))
+        >>> writer, reader = SubtaskId("write", 0), SubtaskId("read", 0)
+        >>> sorted(spared_regions(graph, {writer})), sorted(spared_regions(graph, {writer, reader}))
+        ([], [0])
+    """
+    rebuilt = rebuilt_regions(regions)
+    spared: set[int] = set()
+
+    def needs_nothing(reader: SubtaskId) -> bool:
+        index = regions.region_of(reader).index
+        return reader in finished and (index not in rebuilt or index in spared)
+
+    for region in reversed(regions.regions):
+        outputs = [group for one in region.subtasks for group in regions.written_by(one)]
+        if (
+            region.index in rebuilt
+            and region.subtasks <= finished
+            and all(group.edge.exchange is Exchange.BLOCKING for group in outputs)
+            and not any(group.edge.is_persisted for group in outputs)
+            and all(needs_nothing(reader) for group in outputs for reader in group.consumers)
+        ):
+            spared.add(region.index)
+    return frozenset(spared)
 
 
 def rebuilt_vertices(regions: RegionGraph) -> frozenset[str]:

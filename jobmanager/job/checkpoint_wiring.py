@@ -161,7 +161,7 @@ class CheckpointWiring:
             return []
         waits_to_load = not self._runs and self._graph.waits_to_load
         if isinstance(event, c.CheckpointRequested) and waits_to_load:
-            return [c.AnswerRequest(event.request_id, 0, c.RequestRefused.LOADING)]
+            return [c.AnswerRequest(event.request_id, 0, c.RequestRefused.LOADING, self._awaited())]
         if isinstance(event, c.CheckpointRequested) and event.properties.target:
             exchange = self._exchange_under_way()
             if exchange:
@@ -178,6 +178,18 @@ class CheckpointWiring:
     def go_on(self, moved: c.MoveTasks) -> list[WiredEffect]:
         """Those of these tasks that run hear that what they hold behind is complete."""
         return self._send(c.NotifyCompleted(moved.checkpoint_id, moved.keys))
+
+    def _awaited(self) -> str:
+        """Why checkpoints wait where what reads something first has not begun."""
+        plan, unstarted = self._graph.plan, self._graph.unstarted
+        waiting = {subtask.vertex for subtask in unstarted}
+        exchanges = [
+            f"the blocking exchange {edge.id} ({edge.source} -> {edge.target})"
+            for edge in plan.edges
+            if edge.exchange is Exchange.BLOCKING and edge.target in waiting
+        ]
+        why = f": {' and '.join(exchanges)} must be complete first" if exchanges else ""
+        return f"{c.RequestRefused.LOADING.value}{why}"
 
     def _exchange_under_way(self) -> str:
         """A blocking exchange that has not been read to its end; "" = none is.

@@ -20,7 +20,7 @@ from jobmanager.failover.adoption import adopted, pinned
 from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.failover_strategy import FailoverView, kept_stages, tasks_to_restart
 from jobmanager.failover.failure_cause import FailureCause
-from jobmanager.failover.rebuilt_regions import rebuilt_regions
+from jobmanager.failover.rebuilt_regions import rebuilt_regions, spared_regions
 from jobmanager.failover.regions import KeptOutput, RegionGraph
 from jobmanager.failover.restart_counts import KeptFailures
 from jobmanager.failover.restart_strategy import RestartStrategy
@@ -99,6 +99,7 @@ class Failover:
             if edge.exchange in (Exchange.CACHING, Exchange.CACHING_MEMORY)
         )
         self._rebuilds = rebuilt_regions(regions)
+        self._spared = frozenset[int]()
         self._pre_aggregating = frozenset(
             vertex.id for vertex in regions.plan.vertices if vertex.pre_aggregates
         )
@@ -320,6 +321,11 @@ class Failover:
                 return inputs_gone(restored.checkpoint_id, read.reader, producer)
         return None
 
+    def begin_from(self, restored: RestoredCheckpoint | None) -> None:
+        """What begins from now on begins from this checkpoint."""
+        finished = restored.finished if restored is not None else frozenset[SubtaskId]()
+        self._spared = spared_regions(self._regions, finished)
+
     def begins_from_nothing(self, subtask: SubtaskId) -> bool:
         """Whether no checkpoint is of use to a subtask that begins: its whole region does all its work again."""
         has_finished = self._graph.current_of(subtask).state is AttemptState.FINISHED
@@ -327,8 +333,9 @@ class Failover:
 
     def is_rebuilt(self, subtask: SubtaskId) -> bool:
         """Whether a subtask does all its work again wherever it begins again: what an earlier attempt of it has left
-        in a checkpoint says nothing of a later one."""
-        return self._regions.region_of(subtask).index in self._rebuilds
+        in a checkpoint says nothing of a later one. Not where all who read of it had finished."""
+        index = self._regions.region_of(subtask).index
+        return index in self._rebuilds and index not in self._spared
 
     # ------------------------------------------------------------ what was done under another JobManager
 

@@ -161,6 +161,7 @@ class GroupPreparations:
 
     def _begin_from(self, group: Group, restored: RestoredCheckpoint | None) -> list[PartEffect]:
         parts = self._parts
+        parts.failover.begin_from(restored)
         if restored is not None:
             restored = restored.without(parts.failover.begins_from_nothing)
             problem = parts.failover.unreadable(restored, parts.graph.unstarted)

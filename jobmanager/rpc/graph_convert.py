@@ -312,6 +312,7 @@ class DeploymentMessages:
                 target_input=edge.target_input,
                 reproducible=edge.reproducible,
                 load_first=edge.load_first,
+                follows=edge.follows,
                 channels=[self._channel(edge, channel) for channel in read.channels],
             )
         for written in plan.outputs:

@@ -126,6 +126,7 @@ def _edge(edge: graph_pb2.Edge, known: Repeatability) -> dict[str, Any]:
         "type": exchange_name(edge.partition_type),
         "load_first": edge.load_first,
         "waits": edge.waits,
+        "follows": edge.follows,
         "deterministic": edge.deterministic,
         "reproducible": edge.reproducible,
         "why_not_reproducible": known.why_not_reproducible,
@@ -324,7 +325,8 @@ def _edge_line(edge: dict[str, Any]) -> str:
     keys = f" by {', '.join(edge['keys'])}" if edge["keys"] else ""
     columns = ", ".join(column["name"] for column in edge["columns"])
     order = ", read whole first" if edge["load_first"] else ""
-    order += ", waits until the other input is read whole" if edge["waits"] else ""
+    awaited = "its history" if edge["follows"] else "the other input"
+    order += f", waits until {awaited} is read whole" if edge["waits"] else ""
     return (
         f"{edge['source']}/{edge['source_operator']}{side}  {edge['partitioning']}{keys}, "
         f"{edge['type']}{order}  ({columns})"

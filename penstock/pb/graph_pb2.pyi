@@ -1814,6 +1814,7 @@ class Edge(_message.Message):
     LOAD_FIRST_FIELD_NUMBER: _builtins.int
     WAITS_FIELD_NUMBER: _builtins.int
     SPILL_FORMAT_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"e0", "e1", ..."""
     source_vertex: _builtins.str
@@ -1838,6 +1839,8 @@ class Edge(_message.Message):
     """Another edge of the target has load_first: nothing is sent on this one before that has been read."""
     spill_format: Global___SpillFormat.ValueType
     """Blocking and caching edges only."""
+    follows: _builtins.bool
+    """It waits, and what it waits for is a history which it goes on from: meanwhile it holds no watermark back."""
     @_builtins.property
     def source_output(self) -> Global___ChainInput:
         """Which operator of the source's chain feeds the edge, and from which of its outputs."""
@@ -1863,10 +1866,11 @@ class Edge(_message.Message):
         load_first: _builtins.bool = ...,
         waits: _builtins.bool = ...,
         spill_format: Global___SpillFormat.ValueType = ...,
+        follows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source_output", b"source_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deterministic", b"deterministic", "id", b"id", "key_columns", b"key_columns", "load_first", b"load_first", "partition_type", b"partition_type", "partitioning", b"partitioning", "reproducible", b"reproducible", "schema", b"schema", "source_output", b"source_output", "source_vertex", b"source_vertex", "spill_format", b"spill_format", "target_input", b"target_input", "target_vertex", b"target_vertex", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deterministic", b"deterministic", "follows", b"follows", "id", b"id", "key_columns", b"key_columns", "load_first", b"load_first", "partition_type", b"partition_type", "partitioning", b"partitioning", "reproducible", b"reproducible", "schema", b"schema", "source_output", b"source_output", "source_vertex", b"source_vertex", "spill_format", b"spill_format", "target_input", b"target_input", "target_vertex", b"target_vertex", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

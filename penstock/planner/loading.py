@@ -1,11 +1,11 @@
-"""Sides that are read first, whole: what has to wait for them, and that nothing waits for itself.
+"""Inputs that are read first, whole: what has to wait for them, and that nothing waits for itself.
 
-An operator that loads a side first leaves its other input unread meanwhile. Whatever feeds that input over pipelined
-exchanges is held back as far as its sources. Where the side needs any of that, or needs an operator that another
-such wait holds back, in a circle, nobody would ever go on: then the input gets an exchange that keeps its
+An operator that loads a broadcast side, or a history (``planner.history``), first leaves its other inputs unread meanwhile. Whatever feeds
+these over pipelined exchanges is held back as far as its sources. Where what is read first needs any of that, or needs an operator that another
+such wait holds back, in a circle, nobody would ever go on: then the other input gets an exchange that keeps its
 rows, so that its producers go on.
 
-In streaming mode no side is read over a blocking exchange: what writes one does all its work again after a restart.
+In streaming mode nothing is read over a blocking exchange: what writes one does all its work again after a restart.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ def settle_loading(graph: graph_pb2.JobGraph, said: Collection[str], *, is_batch
         is_batch: the job runs in batch mode.
 
     Raises:
-        JobRejected: a side has no end, or an edge must be of another type than the user has chosen.
+        JobRejected: what is read first has no end, or an edge must be of another type than the user has chosen.
     """
     vertices = {vertex.id: vertex for vertex in graph.vertices}
+    first = {(edge.target_vertex, edge.target_input) for edge in graph.edges if edge.load_first}
     readers = list(dict.fromkeys(edge.target_vertex for edge in graph.edges if edge.load_first))
     for edge in graph.edges:
         edge.waits = edge.target_vertex in readers and not edge.load_first
+        edge.follows = edge.waits and (edge.target_vertex, edge.target_input) in first
         if edge.load_first:
             _check_bounded(graph, vertices, edge)
             if edge.partition_type == BLOCKING and not is_batch:
@@ -53,12 +55,20 @@ def _check_bounded(
     graph: graph_pb2.JobGraph, vertices: dict[str, graph_pb2.Vertex], edge: graph_pb2.Edge
 ) -> None:
     endless = endless_source(graph, vertices[edge.source_vertex])
-    if endless is not None:
+    if endless is None:
+        return
+    where = operator_where(vertices[edge.target_vertex], 0)
+    if edge.partitioning != graph_pb2.PARTITIONING_BROADCAST or not edge.target_input:
         raise JobRejected(
-            f"{operator_where(vertices[edge.target_vertex], 0)}: its broadcast side is to be read whole first "
-            f"(load_first), and it never ends: source {endless!r} reads without end. Read a bounded source "
-            "there, or use .broadcast(load_first=False): then rows of both inputs come in any order"
+            f"{where}: it unites a stream with one behind a blocking exchange, which is history and read whole first, and "
+            f"that never ends: source {endless!r} reads without end. Read a bounded source there, or leave "
+            ".exchange('blocking') out"
         )
+    raise JobRejected(
+        f"{where}: its broadcast side is to be read whole first "
+        f"(load_first), and it never ends: source {endless!r} reads without end. Read a bounded source "
+        "there, or use .broadcast(load_first=False): then rows of both inputs come in any order"
+    )
 
 
 def _in_circle(graph: graph_pb2.JobGraph, readers: Iterable[str]) -> str | None:
@@ -127,8 +137,8 @@ def _refusal(vertices: dict[str, graph_pb2.Vertex], edge: graph_pb2.Edge) -> str
     source = vertices[edge.source_vertex]
     name = source.operators[edge.source_output.operator_index].name
     return (
-        f"{operator_where(vertices[edge.target_vertex], 0)}: it reads its broadcast side whole first (load_first), and "
-        f"what holds the rows of {name!r} back meanwhile holds that side back too, so nothing would ever go on. "
+        f"{operator_where(vertices[edge.target_vertex], 0)}: it reads another input whole first (load_first), and "
+        f"what holds the rows of {name!r} back meanwhile holds that one back too, so nothing would ever go on. "
         f"Use .exchange('caching') or 'blocking' on {name!r} instead of "
         f"{exchange_name(edge.partition_type)!r}, or leave .exchange(...) out"
     )

@@ -27,6 +27,7 @@ from penstock.graph.logical import (
 )
 from penstock.graph.persisted import persist_sinks
 from penstock.pb import graph_pb2
+from penstock.planner.history import check_spark_history
 from penstock.planner.planner import Planner
 from penstock.state.declarations import declared_states
 
@@ -123,15 +124,14 @@ def _check_runtime_mode(nodes: Sequence[Node], config: Configuration) -> None:
 
 
 def _check_spark(nodes: Sequence[Node], config: Configuration) -> None:
-    """What runs on Spark is done as a whole or not at all, so it goes with batch mode, without checkpoints."""
-    name = next((repr(node.name) for node in nodes if is_spark(node.operation)), "")
-    if not name:
+    """What runs on Spark is done as a whole or not at all: in batch mode, without checkpoints, or before these begin."""
+    first = next((node for node in nodes if is_spark(node.operation)), None)
+    if first is None:
         return
+    name = repr(first.name)
     if config.runtime_mode != "batch":
-        raise JobRejected(
-            f"operator {name} runs on Spark, which takes whole inputs and gives whole results: call "
-            "env.set_runtime_mode('batch')"
-        )
+        check_spark_history(nodes)
+        return
     if config.checkpoint_interval_ms is not None:
         raise JobRejected(
             f"operator {name} runs on Spark, so the job cannot go on from a checkpoint: leave "

@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.config import Configuration
 from penstock.errors import JobRejected
 from penstock.graph.determinism import is_deterministic
-from penstock.graph.exchanges import CACHING, CACHING_MEMORY, PIPELINED
+from penstock.graph.exchanges import BLOCKING, CACHING, CACHING_MEMORY, PIPELINED
 from penstock.graph.logical import (
     ANY_ROUTING,
     AssignEventTime,
@@ -51,6 +51,7 @@ from penstock.planner.exchange_choice import (
     read_by_spark,
     wanted_exchange,
 )
+from penstock.planner.history import Histories, set_down
 from penstock.planner.in_place import FilesInPlace
 from penstock.planner.needs import Need, find_needs, need_of, pruned
 from penstock.planner.specs import operator_proto, select_spec, specify, with_event_time
@@ -78,6 +79,7 @@ class _Read:
         exchange: the type that the operators on the way say, None = they say nothing.
         position: which of the node's own inputs it stands for.
         target_input: which input of the operator it feeds; the inputs of a union are one.
+        is_first: it is the history of a stream that it is united with.
     """
 
     output: DraftOutput
@@ -85,6 +87,22 @@ class _Read:
     exchange: graph_pb2.ResultPartitionType.ValueType | None
     position: int
     target_input: int
+    is_first: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How rows get to an operator.
+
+    Attributes:
+        exchange: the type that is wanted of the exchange, None = any.
+        routing: how they are routed.
+        is_first: they are history.
+    """
+
+    exchange: graph_pb2.ResultPartitionType.ValueType | None
+    routing: Routing = ANY_ROUTING
+    is_first: bool = False
 
 
 class Planner:
@@ -100,8 +118,12 @@ class Planner:
         self._config = config
         self._needs = find_needs(nodes)
         self._uids = assign_uids(nodes)
-        self._see_through = _unions_to_see_through(nodes)
-        self._in_place = FilesInPlace(nodes, has_chains=config.pipeline_operator_chaining)
+        self._is_batch = config.runtime_mode == "batch"
+        self._histories = Histories(nodes, is_batch=self._is_batch)
+        self._see_through = _unions_to_see_through(nodes, self._histories)
+        self._in_place = FilesInPlace(
+            nodes, has_chains=config.pipeline_operator_chaining and self._is_batch
+        )
         self._draft = Draft(
             chaining=config.pipeline_operator_chaining,
             default_max_parallelism=config.pipeline_max_parallelism,
@@ -109,6 +131,7 @@ class Planner:
         self._operators: dict[int, DraftOperator] = {}
         self._narrowed: dict[tuple[int, str, tuple[str, ...]], DraftOutput] = {}
         self._partials: dict[str, DraftOutput] = {}
+        self._set_down: dict[tuple[int, str], DraftOutput] = {}
 
     def plan(self) -> graph_pb2.JobGraph:
         """Vertices and edges.
@@ -119,16 +142,17 @@ class Planner:
         for node in self._nodes:
             if node.index not in self._see_through and not self._in_place.is_left_out(node):
                 self._operators[node.index] = self._place(node)
-        return self._draft.to_proto(is_batch=self._config.runtime_mode == "batch")
+        return self._draft.to_proto(is_batch=self._is_batch)
 
     # ------------------------------------------------------------ placing
 
     def _place(self, node: Node) -> DraftOperator:
+        is_union = isinstance(node.operation, Union)
         reads = [
-            _Read(output, routing, kind, i, 0 if isinstance(node.operation, Union) else i)
+            _Read(output, way.routing, way.exchange, i, 0 if is_union else i, way.is_first)
             for i, source in enumerate(node.inputs)
             if not self._in_place.reads(node, i)
-            for output, routing, kind in self._outputs(source, wanted_exchange(node, source))
+            for output, way in self._outputs(source, self._way(node, source))
         ]
         parallelism = self._parallelism(node, reads)
         group = SPARK_SLOT_GROUP if self._in_place.writes(node) else _slot_group(node, reads)
@@ -153,12 +177,11 @@ class Planner:
             self._uids[node.index],
             deterministic=is_deterministic(node, whole_job=self._config.pipeline_deterministic),
         )
-        output = specify(proto, node, given, self._needs[node.index, ""], self._config)
+        output = specify(proto, node, given, self._needs[node.index, ""])
         if inputs:
             of_stream = input_schema(node.inputs[0]).names
             proto.unread_columns.extend(name for name in of_stream if name not in given.names)
-        if isinstance(node.operation, SparkStage):
-            inputs = self._given_to_spark(node, proto, inputs)
+        inputs = self._complete(node, proto, inputs)
         inputs = [self._pre_aggregated(node, proto, each) for each in inputs]
         if chained:
             self._in_place.give_output(node, proto, inputs[0].source.operator.proto)
@@ -183,31 +206,62 @@ class Planner:
             operator.vertex.is_max_explicit = True
         return operator
 
-    def _outputs(
-        self,
-        source: NodeInput,
-        exchange: graph_pb2.ResultPartitionType.ValueType | None,
-        behind: Routing = ANY_ROUTING,
-    ) -> list[tuple[DraftOutput, Routing, graph_pb2.ResultPartitionType.ValueType | None]]:
-        """What an input comes to when unions without a vertex are seen through.
+    def _complete(
+        self, node: Node, proto: graph_pb2.Operator, inputs: list[DraftInput]
+    ) -> list[DraftInput]:
+        """Says of an operator what follows from where its rows come from; returns how it reads them."""
+        if isinstance(node.operation, SparkStage):
+            return self._given_to_spark(node, proto, inputs)
+        if isinstance(node.operation, AssignEventTime):
+            self._histories.check_order(node)
+            is_unordered = self._is_batch or self._histories.comes_from_spark(node.inputs[0])
+            proto.event_time.in_any_order = is_unordered
+        return inputs
+
+    def _way(self, node: Node, source: NodeInput, behind: _Way | None = None) -> _Way:
+        """How an operator, or a union on the way to it, reads one of its inputs.
 
         Args:
-            exchange: what is wanted of the exchange behind the input.
-            behind: how its rows are routed there.
+            behind: what counts behind the union.
         """
-        routing = behind if behind.is_asked else source.routing
+        wanted = wanted_exchange(node, source)
+        is_first = self._histories.is_first(node, source)
+        if behind is None:
+            return _Way(wanted, is_first=is_first)
+        return _Way(
+            wanted if behind.exchange is None else behind.exchange,
+            behind.routing,
+            behind.is_first or is_first,
+        )
+
+    def _outputs(self, source: NodeInput, way: _Way) -> list[tuple[DraftOutput, _Way]]:
+        """What an input comes to when unions without a vertex are seen through."""
+        way = way if way.routing.is_asked else replace(way, routing=source.routing)
         if source.node.index in self._see_through:
             return [
                 output
                 for each in source.node.inputs
-                for output in self._outputs(
-                    each,
-                    wanted_exchange(source.node, each) if exchange is None else exchange,
-                    routing,
-                )
+                for output in self._outputs(each, self._way(source.node, each, way))
             ]
         output = DraftOutput(self._operators[source.node.index], source.tag)
-        return [(output, routing, exchange)]
+        is_of_spark = is_spark(source.node.operation)
+        goes_first = way.is_first or (way.routing.load_first and is_of_spark and not self._is_batch)
+        if goes_first and (is_of_spark or way.exchange == BLOCKING):
+            return [(self._behind_exchange(source, output, way), self._released(way))]
+        return [(output, way)]
+
+    def _behind_exchange(self, source: NodeInput, output: DraftOutput, way: _Way) -> DraftOutput:
+        """Where the rows of a blocking exchange are that is read first."""
+        key = (source.node.index, source.tag)
+        if key not in self._set_down:
+            is_said = way.exchange is not None
+            self._set_down[key] = set_down(self._draft, output, self._config, is_said=is_said)
+        return self._set_down[key]
+
+    @staticmethod
+    def _released(way: _Way) -> _Way:
+        """How rows go on behind such an exchange."""
+        return replace(way, exchange=None, routing=replace(way.routing, is_placed=False))
 
     def _parallelism(self, node: Node, reads: Sequence[_Read]) -> int:
         wanted = node.properties.parallelism
@@ -264,7 +318,9 @@ class Planner:
         )
 
     def _loads_first(self, node: Node, read: _Read) -> bool:
-        """Whether an input is read whole before the other one."""
+        """Whether an input is read whole before the other ones."""
+        if read.is_first:
+            return True
         wanted, operation = read.routing.load_first, node.operation
         is_side = isinstance(operation, Process) and operation.kind in _WITH_BROADCAST
         if not is_side or read.target_input != 1:
@@ -274,7 +330,7 @@ class Planner:
                     "another stream that waits: stream.connect(airports.broadcast(load_first=True)).process(...)"
                 )
             return False
-        return self._config.runtime_mode == "batch" if wanted is None else wanted
+        return self._is_batch if wanted is None else wanted
 
     def _prepare(
         self, node: Node, read: _Read, given: DraftInput, keys: frozenset[str], *, chained: bool
@@ -404,16 +460,17 @@ def _sees_all_rows(node: Node) -> bool:
     return getattr(operation, "keys", None) == ()
 
 
-def _unions_to_see_through(nodes: Sequence[Node]) -> frozenset[int]:
+def _unions_to_see_through(nodes: Sequence[Node], histories: Histories) -> frozenset[int]:
     """Unions that need no operator: nothing is set on them and their rows are routed only once."""
-    readers: dict[int, list[NodeInput]] = {}
+    readers: dict[int, list[Node]] = {}
     for node in nodes:
         for source in node.inputs:
-            readers.setdefault(source.node.index, []).append(source)
+            readers.setdefault(source.node.index, []).append(node)
     return frozenset(
         node.index
         for node in nodes
         if isinstance(node.operation, Union)
         and replace(node.properties, exchange=None) == Properties()
         and len(readers[node.index]) == 1
+        and not histories.needs_operator(node, readers[node.index][0])
     )

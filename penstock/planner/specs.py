@@ -11,7 +11,6 @@ from typing import assert_never
 
 import pyarrow as pa
 
-from penstock.config import Configuration
 from penstock.expressions import Expr, col
 from penstock.functions.user_code import pickle_function
 from penstock.graph.logical import (
@@ -68,9 +67,7 @@ def operator_proto(node: Node, uid: str, *, deterministic: bool) -> graph_pb2.Op
     )
 
 
-def specify(
-    proto: graph_pb2.Operator, node: Node, given: pa.Schema, need: Need, config: Configuration
-) -> pa.Schema:
+def specify(proto: graph_pb2.Operator, node: Node, given: pa.Schema, need: Need) -> pa.Schema:
     """Fills in an operator's specification.
 
     Args:
@@ -78,7 +75,6 @@ def specify(
         node: the operation.
         given: what comes in by the first input, event time included where it is carried.
         need: what is needed of the main output.
-        config: of the job.
 
     Returns:
         The schema of the main output.
@@ -106,7 +102,6 @@ def specify(
             proto.event_time.column = operation.column
             proto.event_time.out_of_orderness_ms = operation.out_of_orderness_ms
             proto.event_time.idle_timeout_ms = operation.idle_timeout_ms
-            proto.event_time.in_any_order = config.runtime_mode == "batch"
             return with_event_time(user_schema(given), carried=True)
         case SparkStage(function=function):
             proto.spark.function.CopyFrom(pickle_function(function, operator=node.name))

@@ -125,6 +125,18 @@ class SavepointDraft:
         del self.manifest.done_splits[:]
         self.manifest.done_splits.extend(kept)
 
+    def leave_stages_out(self) -> None:
+        """Vertices in front of blocking exchanges that hold nothing have not begun: what they make, the job makes first."""
+        held = {
+            one.vertex
+            for one in self.manifest.subtasks
+            if one.finished or any(map(_holds, one.operators))
+        }
+        left_out = _before_exchanges(self.manifest) - held
+        begun = [one for one in self.manifest.subtasks if one.vertex not in left_out]
+        del self.manifest.subtasks[:]
+        self.manifest.subtasks.extend(begun)
+
     def check_start(self, path: str) -> None:
         """Checks that the job can be started from what was written.
 
@@ -198,6 +210,22 @@ def _begun(
             for stored in vertex.operators:
                 subtask.operators.add(operator_uid=stored.uid)
     return manifest
+
+
+def _holds(operator: checkpoint_pb2.OperatorSnapshot) -> bool:
+    return bool(operator.HasField("keyed") or operator.lists or operator.splits)
+
+
+def _before_exchanges(manifest: checkpoint_pb2.CheckpointManifest) -> frozenset[str]:
+    """The vertices in front of blocking exchanges: these are made whole when the job has been started, and not before."""
+    found = set[str]()
+    rest = [edge.source_vertex for edge in manifest.edges if edge.blocking]
+    while rest:
+        current = rest.pop()
+        if current not in found:
+            found.add(current)
+            rest += (e.source_vertex for e in manifest.edges if e.target_vertex == current)
+    return frozenset(found)
 
 
 def _spread_watermark(

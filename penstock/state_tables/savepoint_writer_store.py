@@ -104,6 +104,7 @@ def write_savepoint(
     writing = _Writing(store, draft, base)
     try:
         writing.write(changes, positions)
+        draft.leave_stages_out()
         draft.check_start(uri)
         _finish(store, draft, base)
     except BaseException:

@@ -278,7 +278,7 @@ class Sources(ABC):
         timeout: Duration | None = None,
         cores: int | None = None,
     ) -> Stream:
-        """Rows that Spark makes or reads: tables of its catalogs, JDBC, whatever its session has; in batch mode.
+        """Rows that Spark makes or reads: tables of its catalogs, JDBC, whatever its session has; in batch mode, or read first.
 
         Args:
             fn: ``fn(spark) -> DataFrame``.

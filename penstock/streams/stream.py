@@ -254,7 +254,11 @@ class Stream(OperatorProperties, StreamColumns, StreamPairs, StreamOutputs, Stre
         return type(self)(self._builder, replace(self._source, is_rows=True))
 
     def union(self, *streams: Stream) -> Stream:
-        """All rows of this stream and the others; they must have the same columns."""
+        """All rows of this stream and the others; they must have the same columns.
+
+        In streaming mode those whose rows come out of a blocking exchange, or out of Spark, are read whole before the
+        others are: history, then live.
+        """
         if not streams:
             raise JobRejected("union: give at least one other stream")
         unified = pa.schema([pa.field(field.name, field.type) for field in self.schema])

@@ -73,7 +73,7 @@ class StreamPairs:
         timeout: Duration | None = None,
         cores: int | None = None,
     ) -> Stream:
-        """Hands all rows to Spark at once, and goes on with what comes of them: for bounded streams in batch mode.
+        """Hands all rows to Spark at once, and goes on with what comes of them: for bounded streams, in batch mode or as the history of a stream.
 
         The output has no event time, and its rows come in no fixed order.
 

@@ -52,11 +52,14 @@ class WatermarkGenerator:
         self._out_of_orderness_ms = out_of_orderness_ms
         self._idle_timeout_ms = idle_timeout_ms
         self._progress: dict[str, _Progress] = {}
+        self._largest_ms = MIN_TIMESTAMP_MS
+        """Of all rows."""
         self.watermark_ms = MIN_TIMESTAMP_MS
         self.is_idle = False
 
     def rows_seen(self, max_event_time_ms: int, now_ms: int) -> None:
         """A batch of the current origin with this largest event time."""
+        self._largest_ms = max(self._largest_ms, max_event_time_ms)
         if self._in_any_order:
             return
         progress = self._progress.get(self._origins.current)
@@ -71,6 +74,12 @@ class WatermarkGenerator:
         if origin in self._progress:
             self._raise_to(min(map(self._said_by, [*self._active(now_ms), origin])))
             del self._progress[origin]
+
+    def all_ended(self) -> None:
+        """All rows have come, whatever was known of them before: the watermark is that of the largest of them."""
+        reached_ms = self._largest_ms - self._slack_ms
+        if self._largest_ms > MIN_TIMESTAMP_MS and reached_ms > self.watermark_ms:
+            self.watermark_ms = reached_ms
 
     def advance(self, now_ms: int) -> bool:
         """Recomputes watermark and idleness; True when the watermark has advanced."""

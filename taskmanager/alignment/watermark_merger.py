@@ -14,6 +14,8 @@ up, which can make rows late that are not late here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS, StreamStatus, Watermark
 
 Merged = Watermark | StreamStatus
@@ -76,6 +78,22 @@ class WatermarkMerger:
             return []
         self._has_ended[channel] = True
         return self._changes()
+
+    def reach(self, channels: Iterable[int]) -> list[Merged]:
+        """No row of these is to come, and others go on from there: the largest watermark of theirs counts.
+
+        Example: a history of two channels has come to an end.
+            >>> merger = WatermarkMerger(2)
+            >>> [merger.on_watermark(channel, ms) for channel, ms in enumerate([5, 3])]
+            [[], [Watermark(timestamp_ms=3)]]
+            >>> merger.reach([0, 1])
+            [Watermark(timestamp_ms=5)]
+        """
+        reached_ms = max(self._watermarks[channel] for channel in channels)
+        if reached_ms <= self._merged_ms:
+            return []
+        self._merged_ms = reached_ms
+        return [Watermark(reached_ms)]
 
     def _changes(self) -> list[Merged]:
         active_ms = [

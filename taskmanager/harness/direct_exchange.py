@@ -191,7 +191,10 @@ class DirectExchange:
     ) -> InputGate:
         """The input of a subtask."""
         gate = InputGate(
-            [ChannelSpec(edge.edge_id, is_first=edge.load_first) for edge in inputs],
+            [
+                ChannelSpec(edge.edge_id, is_first=edge.load_first, follows=edge.follows)
+                for edge in inputs
+            ],
             _CREDIT_BYTES,
             counters=counters,
             on_available=on_available,

@@ -87,6 +87,7 @@ def deployment_of(
                 edge_id=edge.id,
                 target_input=edge.target_input,
                 load_first=edge.load_first,
+                follows=edge.follows,
                 channels=[internal_pb2.InputChannel(edge_id=edge.id)],
             )
     return deployment

@@ -71,8 +71,8 @@ class BatchBuilder:
         return has_cut
 
     def hold(self, watermark: Watermark) -> bool:
-        """Keeps a watermark to leave behind what is collected; False when there is nothing."""
-        if not self._pieces:
+        """Keeps a watermark to leave behind what is collected; False when there is nothing, or it is the end of time."""
+        if not (self._pieces and watermark.takes_place):
             return False
         self._held_watermark = watermark
         return True

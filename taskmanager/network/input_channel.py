@@ -187,7 +187,8 @@ class InputChannel:
     def _arrive(self, arrived: _Arrived | ControlElement) -> None:
         self.has_arrived = True
         queue = self._queue
-        if queue and isinstance(arrived, Watermark) and isinstance(queue[-1], Watermark):
+        takes_place = isinstance(arrived, Watermark) and arrived.takes_place
+        if queue and takes_place and isinstance(queue[-1], Watermark):
             queue[-1] = arrived  # control elements cost no credit: only the newest one waits
             return
         queue.append(arrived)

@@ -236,13 +236,15 @@ def channel_spec(
         starts: (edge id, producer's subtask index) -> how far the restored state has read it.
     """
     name = channel_name(channel)
+    is_first, follows = edge.load_first, edge.follows
     if edge.partition_type == graph_pb2.RESULT_PARTITION_TYPE_PIPELINED:
-        return ChannelSpec(name, is_first=edge.load_first)
+        return ChannelSpec(name, is_first=is_first, follows=follows)
     producer_index = channel.producer_attempt.subtask_index
     start = starts.get((edge.edge_id, producer_index))
     return ChannelSpec(
         name,
-        is_first=edge.load_first,
+        is_first=is_first,
+        follows=follows,
         carries_barriers=edge.partition_type != graph_pb2.RESULT_PARTITION_TYPE_BLOCKING,
         kept=KeptChannelSpec(
             edge.edge_id,

@@ -21,6 +21,7 @@ from typing import assert_never
 import pyarrow as pa
 
 from common.elements import (
+    MAX_TIMESTAMP_MS,
     CheckpointBarrier,
     CheckpointCancelled,
     ControlElement,
@@ -60,6 +61,7 @@ class ChannelSpec:
         carries_barriers: False on blocking edges, whose producers have finished.
         kept: None on pipelined edges.
         is_first: it is read to the end of its data before those of which this is not said.
+        follows: while it waits for those it holds no watermark back: it goes on where they end.
         windows: its credit, in windows.
     """
 
@@ -67,6 +69,7 @@ class ChannelSpec:
     carries_barriers: bool = True
     kept: KeptChannelSpec | None = None
     is_first: bool = False
+    follows: bool = False
     windows: int = 1
 
 
@@ -136,6 +139,10 @@ class InputGate:
         self._first = {index for index, spec in enumerate(specs) if spec.is_first}
         """Channels that others wait for, as long as they have not ended their data."""
         self._held = set(range(len(specs))) - self._first if self._first else set[int]()
+        self._history = tuple(sorted(self._first))
+        self._following = [index for index in sorted(self._held) if specs[index].follows]
+        for index in self._following:
+            self._merger.on_status(index, active=False)
         self.on_loaded: Sequence[Callable[[], None]] = ()
         """Called once those that are read first have been read: nothing else is held any more."""
         self._finished_count = 0
@@ -292,6 +299,8 @@ class InputGate:
         outputs = self._outputs
         match element:
             case Watermark(timestamp_ms):
+                if timestamp_ms == MAX_TIMESTAMP_MS and self._first and self._following:
+                    return  # the end of a history is not that of time: others go on from there
                 outputs.extend(self._merger.on_watermark(index, timestamp_ms))
             case StreamStatus(active):
                 outputs.extend(self._merger.on_status(index, active=active))
@@ -362,6 +371,10 @@ class InputGate:
         self._first.discard(index)
         if self._first:
             return
+        if self._following:
+            self._outputs.extend(self._merger.reach(self._history))
+        for following in self._following:
+            self._outputs.extend(self._merger.on_status(following, active=True))
         held, self._held = self._held, set()
         for channel in sorted(held):
             self._queue(self.channels[channel])

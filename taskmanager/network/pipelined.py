@@ -273,8 +273,8 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
         self._count_waiting(1)
 
     def _put_control(self, element: ControlElement) -> None:
-        queue = self._queue
-        if queue and isinstance(element, Watermark) and isinstance(queue[-1], Watermark):
+        queue, takes_place = self._queue, isinstance(element, Watermark) and element.takes_place
+        if queue and takes_place and isinstance(queue[-1], Watermark):
             queue[-1] = element
         else:
             queue.append(element)

@@ -2,8 +2,8 @@
 
 Watermarks leave when the input goes idle and otherwise at most once per
 ``pipeline.auto-watermark-interval``, since each of them ends the batches that are being filled in
-front of an exchange. Where rows come in any order (batch mode) they leave when more is known of the rows to
-come, ahead of the next of them.
+front of an exchange. Where rows come in any order (batch mode, or out of Spark) they leave when more is known of the rows to
+come, ahead of the next of them; in streaming mode, where others may go on behind their end, that end says what time it is.
 
 Nothing of this is part of a checkpoint. After a restore every origin begins anew: a split that is read on
 in the middle holds the watermark back until it is opened, and from then on counts with the rows that are
@@ -67,6 +67,7 @@ class EventTimeOperator(Operator):
             self._idle_timeout_ms,
             in_any_order=self._spec.in_any_order,
         )
+        self._says_at_end = context.config.runtime_mode != "batch"
         self._interval_ns = context.config.auto_watermark_interval_ms * 1_000_000
         if self._idle_timeout_ms:
             context.register_timer(context.clock.now_ms() + self._idle_timeout_ms)
@@ -81,11 +82,11 @@ class EventTimeOperator(Operator):
             if not batch.num_rows:
                 return
         now_ms = self.context.clock.now_ms()
+        self._generator.rows_seen(pc.max(event_times).as_py(), now_ms)
         if self._spec.in_any_order:
             yield from self._emit_watermark(now_ms)
             yield self._with_times(batch, event_times)
             return
-        self._generator.rows_seen(pc.max(event_times).as_py(), now_ms)
         if self._was_idle:
             self._generator.advance(now_ms)
             yield from self._update_status()
@@ -100,10 +101,15 @@ class EventTimeOperator(Operator):
     @override
     def on_watermark(self, watermark: Watermark) -> Iterable[OperatorOutput]:
         # Event time starts here: what comes from further up means other times. Only the end counts.
-        if watermark.timestamp_ms != MAX_TIMESTAMP_MS:
-            return NOTHING
-        self.context.counters.watermark_ms = watermark.timestamp_ms
-        return (watermark,)
+        return self._end() if watermark.timestamp_ms == MAX_TIMESTAMP_MS else NOTHING
+
+    def _end(self) -> Iterator[OperatorOutput]:
+        """The end of time, behind what the rows have come to: others may go on from there."""
+        if self._says_at_end:
+            self._generator.all_ended()
+            yield from self._emit_watermark(self.context.clock.now_ms())
+        self.context.counters.watermark_ms = MAX_TIMESTAMP_MS
+        yield Watermark(MAX_TIMESTAMP_MS)
 
     @override
     def on_stream_status(self, status: StreamStatus) -> Iterable[OperatorOutput]:

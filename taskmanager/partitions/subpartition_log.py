@@ -151,7 +151,7 @@ class SubpartitionLog:
     def append_control(self, element: ControlElement) -> bool:
         """A control element; True when it took the place of the last entry, a watermark too."""
         entries = self._entries
-        if isinstance(element, Watermark) and entries:
+        if entries and isinstance(element, Watermark) and element.takes_place:
             last = entries[-1]
             if isinstance(last, ControlEntry) and isinstance(last.element, Watermark):
                 last.element = element

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.spark.conftest import IN_ALL
+
 pytestmark = pytest.mark.integration
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -21,6 +23,20 @@ def test_flight_routes_says_the_same_in_every_run() -> None:
     }
     assert len(said) == 1
     assert "343 on routes that the table does not have" in said.pop()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("engine", ["penstock", pytest.param("spark", marks=IN_ALL)])
+def test_history_and_live_in_one_job_say_what_is_said_when_all_is_streamed(
+    engine: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(EXAMPLES / "history_then_live.py"), "--dir", str(tmp_path)]
+    options = ["--days", "6", "--bids", "200", "--engine", engine]
+    ran = subprocess.run(
+        [*command, *options], capture_output=True, text=True, timeout=280, check=True
+    )
+    assert "live begins behind 6 files" in ran.stdout
+    assert "1800 bids: the same as when all is streamed" in ran.stdout
 
 
 @pytest.mark.timeout(240)

@@ -11,7 +11,13 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.elements import EndOfData, EndOfPartition, Watermark
+from common.elements import (
+    MAX_TIMESTAMP_MS,
+    EndOfData,
+    EndOfPartition,
+    StreamStatus,
+    Watermark,
+)
 from taskmanager.network.credit import charge_of
 from taskmanager.network.input_gate import ChannelSpec, InputGate
 from taskmanager.operators.metrics import SubtaskCounters
@@ -71,3 +77,63 @@ def test_nothing_of_the_others_comes_before_the_first_have_ended(
     assert loaded == [1]
     assert gate.is_finished
     assert not gate.is_loading
+
+
+def history_gate() -> InputGate:
+    """A history of two channels, and one that goes on from there."""
+    return InputGate(
+        [
+            ChannelSpec("h0", is_first=True),
+            ChannelSpec("live", follows=True),
+            ChannelSpec("h1", is_first=True),
+        ],
+        1 << 20,
+        counters=SubtaskCounters(),
+        on_available=lambda: None,
+        on_error=failed,
+    )
+
+
+def polled(gate: InputGate) -> list[Any]:
+    came = []
+    while (element := gate.poll()) is not None:
+        came.append(element)
+    return [one for one in came if isinstance(one, (Watermark, StreamStatus))]
+
+
+def test_what_follows_a_history_holds_no_watermark_back_and_the_end_of_one_is_not_that_of_time() -> (
+    None
+):
+    gate = history_gate()
+    arrive(gate, 0, Watermark(10), 0)
+    assert polled(gate) == []
+    arrive(gate, 2, Watermark(7), 0)
+    assert polled(gate) == [Watermark(7)]
+    arrive(gate, 2, Watermark(25), 0)
+    for end in (Watermark(MAX_TIMESTAMP_MS), EndOfData(), EndOfPartition()):
+        arrive(gate, 2, end, 0)
+    assert polled(gate) == [Watermark(10)]
+    arrive(gate, 0, Watermark(20), 0)
+    assert polled(gate) == [Watermark(20)]
+    for end in (Watermark(MAX_TIMESTAMP_MS), EndOfData(), EndOfPartition()):
+        arrive(gate, 0, end, 0)
+    assert polled(gate) == [Watermark(25)]
+    assert not gate.is_loading
+    arrive(gate, 1, Watermark(15), 0)
+    assert polled(gate) == []
+    arrive(gate, 1, Watermark(30), 0)
+    assert polled(gate) == [Watermark(30)]
+    arrive(gate, 1, Watermark(MAX_TIMESTAMP_MS), 0)
+    assert polled(gate) == [Watermark(MAX_TIMESTAMP_MS)]
+
+
+def test_the_other_input_of_a_function_holds_the_time_of_its_side_back() -> None:
+    gate = InputGate(
+        [ChannelSpec("side", is_first=True), ChannelSpec("main")],
+        1 << 20,
+        counters=SubtaskCounters(),
+        on_available=lambda: None,
+        on_error=failed,
+    )
+    arrive(gate, 0, Watermark(10), 0)
+    assert polled(gate) == []
