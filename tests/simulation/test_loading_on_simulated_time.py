@@ -78,4 +78,4 @@ def test_a_side_behind_a_blocking_exchange_that_is_made_again(strategy: str) -> 
         cluster = strike(seed, "loading_made_again", Fault.TASK_RAISES, rows, strategy, "hashmap")
         assert cluster.state is JobState.FINISHED
         restored += cluster.restored_from_checkpoint
-    assert restored >= 4
+    assert restored >= 2
