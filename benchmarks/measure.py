@@ -269,6 +269,15 @@ def slots_cpu_s(cluster: LocalCluster) -> float:
     return total / _CLOCK_TICKS
 
 
+def live_slots_cpu_s(cluster: LocalCluster) -> float:
+    """CPU seconds of the slots that run, so far."""
+    total = 0
+    for pid in slot_pids(cluster):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])  # utime, stime
+    return total / _CLOCK_TICKS
+
+
 def slot_pids(cluster: LocalCluster) -> list[int]:
     """The slot processes."""
     return [

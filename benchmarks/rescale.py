@@ -3,6 +3,7 @@ as many subtasks gives out rows, and how long a job that has nothing to do takes
 
 from __future__ import annotations
 
+import copy
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import penstock as ps
 from benchmarks.gated_job import ENDLESS, TIMEOUT_S, GatedJob
 from benchmarks.gated_source import CountingSink, Gate, GatedSource
-from benchmarks.measure import bench_cluster, result
+from benchmarks.measure import bench_cluster, live_slots_cpu_s, result
 from benchmarks.state_benchmarks import StateSettings, numbers
 from penstock.client.client import Client
 from penstock.errors import JobCanceled
@@ -40,23 +41,60 @@ def run_rescale(settings: StateSettings, repeat: int) -> Iterator[dict[str, Any]
             job.checkpoint()
             job.gate.limit = ENDLESS
             job.rate(ALONE_S)
-            before_rate = job.rate(ALONE_S)
-            started, read = time.monotonic(), job.gate.rows_read
+            before = _Window(job)
+            time.sleep(ALONE_S)
+            before.end()
+            saving = _Window(job)
             path = job.handle.savepoint(directory / "kept", timeout=TIMEOUT_S)
-            seconds = time.monotonic() - started
-            while_rate = (job.gate.rows_read - read) / seconds
-            alone = (before_rate + job.rate(ALONE_S)) / 2
+            saving.end()
+            around = saving.copy()
+            time.sleep(max(0.0, ALONE_S - saving.seconds))
+            around.end()
+            after = _Window(job)
+            time.sleep(ALONE_S)
+            after.end()
+            alone = (before.rate + after.rate) / 2
+            alone_cpu = (before.rows_per_cpu_s + after.rows_per_cpu_s) / 2
             job.gate.limit = 0
             job.close()
             yield {
                 **result("rescale", settings.job, None, settings.keys, None, None),
                 "state_bytes": settings.state_bytes,
-                "savepoint_s": round(seconds, 3),
+                "savepoint_s": round(saving.seconds, 3),
                 "rows_per_s_alone": round(alone),
-                "rows_per_s_while_saving": round(while_rate),
-                "throughput_ratio": round(while_rate / alone, 3),
+                "rows_per_s_while_saving": round(saving.rate),
+                "throughput_ratio": round(saving.rate / alone, 3),
+                "throughput_ratio_with_savepoint": round(around.rate / alone, 3),
+                "rows_per_cpu_s_ratio_with_savepoint": round(around.rows_per_cpu_s / alone_cpu, 3),
                 **_started_again(cluster.address, directory, settings, path),
             }
+
+
+class _Window:
+    """What a job does in a time.
+
+    Attributes:
+        seconds: how long it was.
+        rate: rows read per second.
+        rows_per_cpu_s: rows read per CPU second of its slots, which other work disturbs less.
+    """
+
+    def __init__(self, job: GatedJob) -> None:
+        self._job = job
+        self._started, self._rows = time.monotonic(), job.gate.rows_read
+        self._cpu_s = live_slots_cpu_s(job.cluster)
+        self.seconds = self.rate = self.rows_per_cpu_s = 0.0
+
+    def end(self) -> None:
+        """It is over."""
+        rows = self._job.gate.rows_read - self._rows
+        self.seconds = time.monotonic() - self._started
+        self.rate = rows / self.seconds
+        self.rows_per_cpu_s = rows / (live_slots_cpu_s(self._job.cluster) - self._cpu_s)
+
+    def copy(self) -> _Window:
+        """Another one that has begun with it."""
+        return copy.copy(self)
 
 
 def _started_again(

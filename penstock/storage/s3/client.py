@@ -27,13 +27,21 @@ class S3Connection:
     Attributes:
         upload_budget: for the parts of all uploads.
         transfers: threads for parts and ranges; what runs there never waits for another transfer.
+        has_answered: the server has answered a request.
     """
 
     def __init__(self, settings: S3Settings) -> None:
         self.settings = settings
         self.upload_budget = ByteBudget(max(settings.upload_bytes_max, settings.part_bytes))
         self.transfers = ThreadPoolExecutor(_TRANSFER_THREADS, thread_name_prefix="s3-transfer")
+        self.has_answered = False
         self._lock = threading.Lock()
+
+    @property
+    def patience_ms(self) -> int:
+        """How long a call is repeated."""
+        first_ms = 0 if self.has_answered else self.settings.first_answer_ms
+        return first_ms or self.settings.retry_timeout_ms
 
     def client(self) -> Any:
         """The library's client; any thread."""
@@ -47,6 +55,7 @@ class S3Connection:
 
         settings = self.settings
         timeout_s = settings.request_timeout_ms / 1000
+        first_s = settings.first_answer_ms / 1000
         client = boto3.session.Session().client(
             "s3",
             endpoint_url=settings.endpoint or None,
@@ -54,7 +63,7 @@ class S3Connection:
             aws_access_key_id=settings.access_key or None,
             aws_secret_access_key=settings.secret_key or None,
             config=Config(
-                connect_timeout=timeout_s,
+                connect_timeout=min(timeout_s, first_s or timeout_s),
                 read_timeout=timeout_s,
                 max_pool_connections=_CONNECTIONS_MAX,
                 # `max_attempts: 1` would repeat once.

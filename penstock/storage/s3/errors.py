@@ -101,7 +101,7 @@ def _advice(code: str) -> str:
             "see s3.access-key and s3.secret-key, or where they are not set the environment and "
             "~/.aws of the user, and what the bucket's policy lets them do"
         )
-    return "it is tried again; see whether the server at s3.endpoint can be reached"
+    return "see whether the server at s3.endpoint can be reached"
 
 
 def _answer(error: Exception) -> dict[str, Any]:

@@ -83,22 +83,24 @@ class S3Requests:
             StoreTransient: it failed, or too often.
         """
         method = getattr(self.connection.client(), _method_name(operation))
-        deadline = time.monotonic() + self.connection.settings.retry_timeout_ms / 1000
+        connection, started = self.connection, time.monotonic()
         pause_max_s = _PAUSE_FIRST_S
         while True:
             try:
                 result = then(method(Bucket=self.bucket, **arguments))
             except client_errors() as error:
                 S3_REQUESTS.add(operation, code_of(error))
+                connection.has_answered = connection.has_answered or bool(status_of(error))
                 if status_of(error) in refusals:
                     raise AnswerRefused(status_of(error)) from error
                 if is_absent(error):
                     raise StoreNotFound(f"{self.uri(key)} does not exist") from error
                 pause_s = self._jitter.uniform(pause_max_s / 2, pause_max_s)
-                is_late = time.monotonic() + pause_s > deadline
+                is_late = time.monotonic() + pause_s > started + connection.patience_ms / 1000
                 if not is_repeated or is_late or not is_retried(error):
                     raise store_error(what, self.uri(key), error) from error
             else:
+                connection.has_answered = True
                 S3_REQUESTS.add(operation, "ok")
                 return result
             threading.Event().wait(pause_s)

@@ -23,6 +23,7 @@ class S3Settings:
         retry_timeout_ms: of a call with all its attempts.
         part_bytes: of a part of an upload.
         upload_bytes_max: what the parts of all uploads of the process may take at once.
+        first_answer_ms: how long a process waits whom no server has answered yet; 0 = as for any other call.
         checksums: when the client adds the newer checksum headers, which older servers refuse.
     """
 
@@ -36,3 +37,4 @@ class S3Settings:
     part_bytes: int = 16 << 20
     upload_bytes_max: int = 64 << 20
     checksums: Literal["when_required", "when_supported"] = "when_required"
+    first_answer_ms: int = 0

@@ -10,11 +10,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import botocore.auth
 import pytest
+from click.testing import CliRunner
 
+from penstock.cli.main import main
 from penstock.errors import Fenced, StoreNotFound, StoreTransient, Unrecoverable
 from penstock.pb import checkpoint_pb2
 from penstock.storage.head import HeadStore
@@ -234,6 +237,34 @@ def test_nobody_listens() -> None:
     settings = settings_of("http://127.0.0.1:9", retry_timeout_ms=400)
     with pytest.raises(StoreTransient, match=r"s3\.endpoint can be reached"):
         S3Store(BUCKET, "x", settings).get("a")
+
+
+def test_whom_nobody_has_answered_yet_waits_less_and_later_as_long_as_ever(
+    proxied: Callable[..., S3Store], proxy: S3Proxy
+) -> None:
+    never = settings_of("http://127.0.0.1:9", retry_timeout_ms=600_000, first_answer_ms=300)
+    with pytest.raises(StoreTransient, match=r"s3\.endpoint can be reached"):
+        S3Store(BUCKET, "x", never).get("a")
+    store = proxied(first_answer_ms=500)
+    store.put("a", [b"1"])
+    proxy.faults = [Fault(lambda _: True, 6)]  # for longer than that
+    assert store.get("a") == b"1"
+
+
+@pytest.mark.parametrize(
+    "command", [["state"], ["savepoints"], ["dispose", "--force"], ["fsck"]], ids=" ".join
+)
+def test_a_command_with_a_wrong_address_says_so_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    (tmp_path / "penstock.yaml").write_text(
+        "s3.endpoint: http://127.0.0.1:9\ns3.region: us-east-1\ns3.access-key: a\ns3.secret-key: b\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("penstock.cli.main.FIRST_ANSWER_MS", 200)
+    result = CliRunner().invoke(main, [*command, "s3://bucket/kept"])
+    assert result.exit_code == 1
+    assert "s3.endpoint can be reached" in result.output
 
 
 def test_objects_of_parts(proxied: Callable[..., S3Store], proxy: S3Proxy) -> None:

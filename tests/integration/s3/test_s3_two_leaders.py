@@ -82,8 +82,11 @@ class Uploading(Checkpointed):
 class Leader:
     """One that believes it leads, and takes one checkpoint after the other."""
 
-    def __init__(self, directory: Path, cluster: Cluster, fake: Uploading) -> None:
+    def __init__(
+        self, directory: Path, cluster: Cluster, fake: Uploading, watched: Watched
+    ) -> None:
         self.directory, self.cluster, self.fake = directory, cluster, fake
+        self._watched = watched
         self.taken: list[int] = []
 
     async def take_checkpoints(self) -> None:
@@ -98,7 +101,9 @@ class Leader:
 
     async def await_more(self, count: int) -> None:
         wanted = len(self.taken) + count
-        while len(self.taken) < wanted:  # noqa: ASYNC110 - a call of another task ends
+        while len(self.taken) < wanted:
+            # Nobody completes another one where something is gone: that is to be said, and not that time is up.
+            assert not self._watched.missing
             await asyncio.sleep(0.02)
 
 
@@ -172,7 +177,7 @@ def losing(proxy: S3Proxy) -> Iterator[S3Proxy]:
 
 @asynccontextmanager
 async def leading(
-    directory: Path, config: dict[str, object], store: S3Store, name: str
+    directory: Path, config: dict[str, object], watched: Watched, name: str
 ) -> AsyncIterator[Leader]:
     """A JobManager on what it has in its directory."""
     settings = Configuration.from_mapping(config)
@@ -182,7 +187,8 @@ async def leading(
     ):
         cluster = Cluster(jobmanager, tasks)
         try:
-            leader = Leader(directory, cluster, Uploading(await cluster.add(name), store))
+            fake = Uploading(await cluster.add(name), watched.store)
+            leader = Leader(directory, cluster, fake, watched)
             cluster.background.append(tasks.create_task(leader.take_checkpoints()))
             yield leader
         finally:
@@ -219,7 +225,7 @@ def test_one_of_those_who_believe_they_lead_wins_and_what_head_names_stays(
                 if leaders:  # it has heard of nothing that its predecessor does from here on
                     shutil.copytree(leaders[-1].directory, directory)
                 one = await stack.enter_async_context(
-                    leading(directory, config, store, f"tm{number}")
+                    leading(directory, config, watched, f"tm{number}")
                 )
                 if not leaders:
                     await one.cluster.submit(job_graph())
