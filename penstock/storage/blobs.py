@@ -80,10 +80,19 @@ class SnapshotReader(Protocol):
         target.write_bytes(self.read(handle))
 
     def fetch_all(self, wanted: Mapping[Path, checkpoint_pb2.StateHandle]) -> None:
-        """``fetch`` for many files; several at once where their store is far away.
+        """``fetch`` for many files whose parts have checksums of their own; several at once where their store is
+        far away. Those of copies on the local disk are left to who reads them: see ``remove_damaged``.
 
         Raises:
             StoreNotFound, StoreCorrupt, StoreTransient, OSError: of any of them; others may be there.
         """
         for target, handle in wanted.items():
             self.fetch(handle, target)
+
+    def remove_damaged(self) -> bool:
+        """Removes the copies among what ``fetch_all`` gave that are not what was written: the store has it.
+
+        Returns:
+            There was one.
+        """
+        return False

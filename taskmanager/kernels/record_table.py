@@ -34,7 +34,7 @@ from taskmanager.kernels.record_versions import (
     RecordPiece,
     RecordVersions,
 )
-from taskmanager.kernels.slot_table import NO_NULLS, FixedKeyRecords
+from taskmanager.kernels.slot_table import CROWDED_PERCENT, NO_NULLS, FixedKeyRecords
 
 SEEN_BITS: Final = 63
 """Accumulators that share one word of seen bits."""
@@ -318,6 +318,14 @@ class RecordTable:
         """Removes restored records without a trace."""
         if len(keys):
             self._slots.remove(keys)
+
+    def must_grow_for(self, keys: int) -> bool:
+        """The table gets larger where so many keys come and all are new."""
+        return self._slots.must_grow_for(keys)
+
+    def crowd(self) -> None:
+        """Takes more keys before it grows, at more steps for each."""
+        self._slots.load_percent = CROWDED_PERCENT
 
     def reserve(self, keys: int) -> None:
         """Makes room for that many keys at once."""

@@ -9,7 +9,7 @@ in the order of another table's slots; in the same order here they would all go 
 table that grows, in quadratic time. Tables that only take in other whole tables, and have room for them
 before (``make_room_in_order``), may have an order in common: keys then come along the memory.
 
-Invariants: at most ``LOAD_PERCENT`` of the slots are used, so that probing always meets an empty
+Invariants: at most ``load_percent`` of the slots are used, so that probing always meets an empty
 one; the records are aligned to cache lines; with an index column, the indices of the keys in the
 table are distinct, and smaller than ``index_bound``.
 """
@@ -75,6 +75,7 @@ class KeyRecords(ABC):
         self.index_column = index_column
         self.state: Int64Array = np.zeros(STATE_WORDS, dtype=np.int64)
         self._free: Int64Array = np.empty(0, dtype=np.int64)
+        self.load_percent = LOAD_PERCENT
         self._initial_capacity = _capacity_for(capacity)
         self.records = self._empty_records(self._initial_capacity)
         self._occupied: Int64Array | None = None
@@ -241,8 +242,12 @@ class KeyRecords(ABC):
         self.records = target
         self._occupied = None
 
+    def must_grow_for(self, keys: int) -> bool:
+        """Room is to be made where so many keys come and all are new."""
+        return len(self) + keys > self._limit()
+
     def _limit(self) -> int:
-        return self.capacity * LOAD_PERCENT // 100
+        return self.capacity * self.load_percent // 100
 
     def _empty_records(self, capacity: int) -> Int64Array:
         records = _aligned_matrix(capacity + 2, len(self.template))

@@ -20,7 +20,8 @@ _READ_BYTES: Final = 4 << 20
 
 class LocalFirstReader(SnapshotReader):
     """A copy counts where size and checksum are those that the checkpoint's manifest has; each is looked at
-    once. May be used from any thread.
+    once. Files with checksums of their own (``fetch_all``) count by their size, so that nothing is read before it
+    is asked for; what turns out to be damaged is then no copy any more. May be used from any thread.
 
     Args:
         store: reads everything else.
@@ -37,10 +38,11 @@ class LocalFirstReader(SnapshotReader):
         self._store = store
         self._copies = copies
         self._undamaged: dict[tuple[str, int], Path | None] = {}
+        self._unread: dict[Path, checkpoint_pb2.StateHandle] = {}
 
     @override
     def read(self, handle: checkpoint_pb2.StateHandle) -> bytes:
-        path = None if self._copies is None or not _is_own(handle) else self._copies.file_of(handle)
+        path = self._file_of(handle)
         content = None if path is None else _part(path, 0, handle.size_bytes)
         if content is not None and zlib.crc32(content) == handle.checksum:
             self.local_bytes += len(content)
@@ -72,13 +74,25 @@ class LocalFirstReader(SnapshotReader):
     def fetch_all(self, wanted: Mapping[Path, checkpoint_pb2.StateHandle]) -> None:
         missing: dict[Path, checkpoint_pb2.StateHandle] = {}
         for target, handle in wanted.items():
-            path = self._copy(handle)
-            if path is not None and _take(path, target):
+            path = self._file_of(handle)
+            if path is not None and _has_size(path, handle.size_bytes) and _take(path, target):
                 self.local_bytes += handle.size_bytes
+                self._unread[path] = handle
             else:
                 self._count_store(handle, handle.size_bytes)
                 missing[target] = handle
         self._store.fetch_all(missing)
+
+    @override
+    def remove_damaged(self) -> bool:
+        damaged = [
+            path
+            for path, handle in self._unread.items()
+            if path.exists() and not _matches(path, handle)
+        ]
+        for path in damaged:
+            path.unlink(missing_ok=True)
+        return bool(damaged)
 
     def _count_store(self, handle: checkpoint_pb2.StateHandle, size_bytes: int) -> None:
         if handle.path:
@@ -86,18 +100,24 @@ class LocalFirstReader(SnapshotReader):
 
     def _copy(self, handle: checkpoint_pb2.StateHandle) -> Path | None:
         """The copy of a blob, where it is what was written."""
-        if self._copies is None or not _is_own(handle):
-            return None
         place = handle.path, handle.offset
         if place not in self._undamaged:
-            path = self._copies.file_of(handle)
+            path = self._file_of(handle)
             self._undamaged[place] = path if path is not None and _matches(path, handle) else None
         return self._undamaged[place]
 
+    def _file_of(self, handle: checkpoint_pb2.StateHandle) -> Path | None:
+        """Where the copy of a blob would be; None = it is no file of the job itself, of others there are none."""
+        if self._copies is None or not handle.path or handle.store:
+            return None
+        return self._copies.file_of(handle)
 
-def _is_own(handle: checkpoint_pb2.StateHandle) -> bool:
-    """Whether it is a file of the job itself: of others there are no copies."""
-    return bool(handle.path) and not handle.store
+
+def _has_size(path: Path, size_bytes: int) -> bool:
+    try:
+        return path.stat().st_size == size_bytes
+    except OSError:
+        return False
 
 
 def _matches(path: Path, handle: checkpoint_pb2.StateHandle) -> bool:

@@ -199,6 +199,10 @@ class _EndingReader(SnapshotReader):
         self._check()
         self._reader.fetch_all(wanted)
 
+    @override
+    def remove_damaged(self) -> bool:
+        return self._reader.remove_damaged()
+
     def _check(self) -> None:
         if self._has_ended():
             raise TaskFailure("the attempt ended while its state was being read")

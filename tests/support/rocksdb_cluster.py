@@ -75,6 +75,10 @@ class BlobStore:
         for target, handle in wanted.items():
             self.fetch(handle, target)
 
+    def remove_damaged(self) -> bool:
+        """See ``SnapshotReader``."""
+        return False
+
 
 @dataclass
 class Checkpoint:

@@ -147,7 +147,7 @@ def scan(
         raise unreadable(directory, error) from error
 
 
-def unreadable(directory: Path, error: Exception) -> StoreTransient:
+def unreadable(directory: Path, error: Exception | str) -> StoreTransient:
     """What is raised where RocksDB cannot read."""
     return StoreTransient(
         f"the RocksDB database in {directory} cannot be read: {error}; it is made anew from the "

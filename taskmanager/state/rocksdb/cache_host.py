@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from taskmanager.state.rocksdb.key_filter import KeyFilter
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 
 
@@ -34,6 +35,10 @@ class CacheHost(Protocol):
     def cache_resized(self, difference_bytes: int) -> None:
         """A cache takes more or less than before; it may be asked to shrink before this returns."""
 
+    @property
+    def cache_room_bytes(self) -> int:
+        """What caches may take beyond what they do."""
+
 
 class CacheAccount:
     """What one cache takes, as its host knows it.
@@ -61,12 +66,14 @@ class TableHome:
     Attributes:
         reader: the database.
         host: owns the budget.
+        stored_keys: those that are not in memory alone.
         key_groups: of the subtask.
         max_parallelism: number of key-groups.
     """
 
     reader: PrefixReader
     host: CacheHost
+    stored_keys: KeyFilter
     key_groups: range
     max_parallelism: int
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from errno import ENOSPC
 from itertools import count
@@ -44,6 +44,8 @@ FILE_BYTES: Final = 48 << 20
 """About so much is taken in as one file: who restores some of the key-groups needs whole files."""
 _CACHE_COUNTS: Final = re.compile(r"^rocksdb\.block\.cache\.(hit|miss) COUNT : (\d+)", re.MULTILINE)
 _NO_SPACE: Final = "No space left"
+_DAMAGED: Final = "Corruption"
+"""What RocksDB says of files that are not what was written."""
 
 
 class Database:
@@ -55,6 +57,9 @@ class Database:
         memory: of the slot.
         loops: for making files.
 
+    Attributes:
+        on_damage: called where a file turns out to be damaged, which is when it is read; on any thread.
+
     Raises:
         StoreTransient: it cannot be opened.
     """
@@ -62,7 +67,9 @@ class Database:
     def __init__(
         self, directory: Path, ingest_directory: Path, memory: SlotMemory, loops: KeyLoops
     ) -> None:
+        self.on_damage: Callable[[], object] = lambda: None
         self._directory = directory
+        self._damage = ""
         self._ingest_directory = ingest_directory
         self._loops = loops
         self._file_numbers = count()
@@ -88,10 +95,8 @@ class Database:
         """
         if not keys:
             return []
-        try:
+        with self._reading():
             values: list[bytes | None] = self._rocks[keys]
-        except Exception as error:
-            raise unreadable(self._directory, error) from error
         return values
 
     def scan(
@@ -105,7 +110,8 @@ class Database:
         Raises:
             StoreTransient: they cannot be read.
         """
-        return scan(self._rocks, self._directory, begin, end, rows_max)
+        with self._looking_for_damage():
+            yield from scan(self._rocks, self._directory, begin, end, rows_max)
 
     def scan_prefixes(
         self, prefixes: list[bytes], rows_max: int = SCAN_ROWS
@@ -122,7 +128,7 @@ class Database:
         names: list[bytes] = []
         values: list[bytes] = []
         size_bytes = 0
-        try:
+        with self._reading():
             entries = self._rocks.iter()
             for prefix in prefixes:
                 entries.seek(prefix)
@@ -139,8 +145,6 @@ class Database:
                 if len(names) >= rows_max:
                     yield names, values
                     names, values, size_bytes = [], [], 0
-        except Exception as error:
-            raise unreadable(self._directory, error) from error
         if names:
             yield names, values
 
@@ -195,6 +199,15 @@ class Database:
             self._rocks.flush()
             Checkpoint(self._rocks).create_checkpoint(str(directory))
 
+    def check(self) -> None:
+        """Ends the task where a file turned out to be damaged on another thread: no checkpoint can be written any more.
+
+        Raises:
+            StoreTransient: so it is.
+        """
+        if self._damage:
+            raise unreadable(self._directory, self._damage)
+
     def size_bytes(self) -> int:
         """Approximate size on disk."""
         return int(self._rocks.property_int_value("rocksdb.total-sst-files-size") or 0)
@@ -219,10 +232,29 @@ class Database:
         self._rocks.close()
 
     @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            with self._looking_for_damage():
+                yield
+        except Exception as error:  # rocksdict raises nothing more special
+            raise unreadable(self._directory, error) from error
+
+    @contextmanager
+    def _looking_for_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if _DAMAGED in str(error):
+                self._damage = str(error)
+                self.on_damage()
+            raise
+
+    @contextmanager
     def _writing(self) -> Iterator[None]:
         """Says what a failure to write means: nothing is lost, the checkpoint is declined."""
         try:
-            yield
+            with self._looking_for_damage():  # a compaction came upon it
+                yield
         except Exception as error:  # rocksdict raises nothing more special
             full = getattr(error, "errno", None) == ENOSPC or _NO_SPACE in str(error)
             if full:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import Rows
 from taskmanager.kernels.accumulators import Values
 from taskmanager.state.key_batches import concatenated_keys
+
+PART_ENTRIES: Final = 1 << 20
+"""Of records that become entries at once: many more would take much memory beside the table they come from."""
 
 
 def concat_strings(parts: Sequence[ByteStrings]) -> ByteStrings:
@@ -62,9 +66,20 @@ def take_rows(rows: Rows, chosen: Int64Array) -> Rows:
     )
 
 
-def sorted_entries(partition: int, rows: Rows, max_parallelism: int, loops: KeyLoops) -> SstEntries:
-    """Records as entries; of records with the same key one is taken (they are equal)."""
+def sorted_entries(
+    partition: int, rows: Rows, max_parallelism: int, loops: KeyLoops
+) -> Iterator[SstEntries]:
+    """Records as entries, part after part in their order; of records with the same key one is taken (they
+    are equal)."""
     order = entry_order(rows.keys, max_parallelism)
+    for start in range(0, len(order), PART_ENTRIES):
+        some = order[start : start + PART_ENTRIES]
+        yield _sorted_part(partition, rows, some, max_parallelism, loops)
+
+
+def _sorted_part(
+    partition: int, rows: Rows, order: Int64Array, max_parallelism: int, loops: KeyLoops
+) -> SstEntries:
     keys = entry_keys(partition, rows.keys.take(order), max_parallelism)
     again = _repeated(keys)
     if again.any():

@@ -80,6 +80,7 @@ class StoredGroupTable(GroupTable, KeyedSpill):
 
     @override
     def update(self, keys: KeyBatch, inputs: TableInputs) -> None:
+        self._make_room_for(keys)
         self._load(keys)
         super().update(keys, inputs)
         self._changed()
@@ -146,13 +147,13 @@ class StoredGroupTable(GroupTable, KeyedSpill):
             export.release,
         )
 
-    def _record_entries(self, records: RecordTable, export: RecordExport) -> list[SstEntries]:
+    def _record_entries(self, records: RecordTable, export: RecordExport) -> Iterator[SstEntries]:
         """What is written of numbers alone; on any thread."""
         parts = [rows for rows in records.exported(export) if len(rows.keys)]
-        if not parts:
-            return []
-        rows, limit = concat_rows(parts), self._home.max_parallelism
-        return [sorted_entries(self.partition, rows, limit, process_kernels())]
+        if parts:
+            rows, limit = concat_rows(parts), self._home.max_parallelism
+            del parts
+            yield from sorted_entries(self.partition, rows, limit, process_kernels())
 
     @override
     def evict(self, *, everything: bool) -> None:
@@ -161,22 +162,30 @@ class StoredGroupTable(GroupTable, KeyedSpill):
         kept = None
         if self._is_plain and not everything:
             rows, ages = self._records.rows(), self._records.row_versions()
-            oldest = len(ages) - len(ages) // 2
-            if oldest < len(ages):
-                kept = take_rows(rows, np.argpartition(ages, oldest)[oldest:])
-        self._is_complete = self._is_complete and not len(self._records)
-        self._forget()
+            by_age = np.argpartition(ages, len(ages) // 2)
+            oldest, newest = np.split(by_age, [len(ages) - len(ages) // 2])
+            self._note_stored(rows.keys.take(oldest))
+            kept = take_rows(rows, newest)
+            del rows
+        else:
+            self._note_stored(self._cached_keys())
+        self._forget(0 if kept is None else len(kept.keys))
         if kept is not None:
             self._records.put(kept)
         self._account()
 
     @override
-    def _forget(self) -> None:
+    def _cached_keys(self) -> KeyBatch:
+        return self._records.key_batch()
+
+    @override
+    def _forget(self, capacity: int = 0) -> None:
         descriptor, version = self._descriptor, self._records.versions.current
         self._columns = descriptor.new_columns()
         self._records = RecordTable(
             descriptor.key_types,
             descriptor.kinds,
+            capacity=capacity,
             with_index=bool(self._columns),
             with_versions=True,
         )
@@ -219,6 +228,17 @@ class StoredGroupTable(GroupTable, KeyedSpill):
                 yield names, values
             elif chosen:
                 yield [names[row] for row in chosen], [values[row] for row in chosen]
+
+    def _make_room_for(self, keys: KeyBatch) -> None:
+        """A table that would outgrow the caches is filled, instead, and then half of it leaves."""
+        records = self._records
+        if not records.must_grow_for(len(keys)):
+            return
+        if records.memory_bytes() <= self._home.host.cache_room_bytes:
+            return
+        records.crowd()
+        if records.must_grow_for(len(keys)):
+            self._cache_account.resize(self.memory_bytes() + records.memory_bytes())
 
     def _changed(self) -> None:
         self._updates += 1

@@ -1,6 +1,6 @@
 """The keys of an operator that have objects, in the database, behind those in memory.
 
-A bundle brings all its keys that memory has not in with one sorted read per column of values or lists;
+A bundle brings all its keys that memory has not, and the database may have, in with one sorted read per column of values or lists;
 entries of maps are read when they are asked for. What is in memory stays for the next bundles until there
 is too much of it: then everything is written, and the keys that were not used for longest are forgotten.
 
@@ -35,6 +35,7 @@ from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.hashmap.key_space import HashMapKeySpace
 from taskmanager.state.key_index import KeyIndex
 from taskmanager.state.rocksdb.cache_host import CacheAccount, CacheHost, EntryReader
+from taskmanager.state.rocksdb.key_filter import NO_ERA, KeyFilter
 from taskmanager.state.rocksdb.spilled_columns import (
     SpilledColumn,
     SpilledLists,
@@ -48,6 +49,8 @@ C = TypeVar("C", bound=SpilledColumn)
 
 KEYS_MAX: Final = 1 << 14
 """Keys in a part of ``keys``."""
+_OBJECTS: Final = -1
+"""Stands for the partitions of all columns in the filter of stored keys."""
 _KEY_BYTES: Final = 120
 """What a key in memory takes beside the index and its cells."""
 
@@ -76,6 +79,7 @@ class StoredKeySpace(HashMapKeySpace):
         reader: the database.
         host: the backend.
         lock: not held by anyone; for what bundles and exports share.
+        stored_keys: those that are not in memory alone.
 
     Attributes:
         rests: by slot the entry key without the partition.
@@ -88,6 +92,7 @@ class StoredKeySpace(HashMapKeySpace):
         reader: EntryReader,
         host: KeySpaceHost,
         lock: AbstractContextManager[object],
+        stored_keys: KeyFilter,
     ) -> None:
         super().__init__(
             key_types,
@@ -101,6 +106,8 @@ class StoredKeySpace(HashMapKeySpace):
         self.reader = reader
         self.pace = host.pace
         self._host = host
+        self._stored_keys = stored_keys
+        self._era = stored_keys.era
         self._cache_account = CacheAccount(host)
         self._stored: dict[str, SpilledColumn] = {}
         self._last_used = np.zeros(0, np.int64)
@@ -200,9 +207,10 @@ class StoredKeySpace(HashMapKeySpace):
         if any(column.exports or not column.is_clean() for column in columns):
             return
         used = self._last_used[:count]
-        newest = np.empty(0, np.int64)
-        if keep_keys:
-            newest = np.sort(np.argpartition(used, count - keep_keys)[count - keep_keys :])
+        by_age = np.argpartition(used, count - keep_keys) if keep_keys else np.arange(count)
+        oldest, newest = np.split(by_age, [count - keep_keys])
+        newest.sort()
+        self._stored_keys.add(_OBJECTS, self._keys.keys(oldest).hashes, self._era)
         keys = self._keys.keys(newest)
         kept = newest.tolist()
         for column in columns:
@@ -231,6 +239,8 @@ class StoredKeySpace(HashMapKeySpace):
         if found is None:
             assert not self.rests, "columns are asked for before the first bundle"
             partition, is_stored = self._host.column_partition(descriptor, self.key_types)
+            if is_stored:
+                self._era = NO_ERA
             create = partial(kind, partition=partition, is_stored=is_stored)
             found = self._stored[descriptor.name] = self._column(descriptor, create)
         return found
@@ -245,8 +255,11 @@ class StoredKeySpace(HashMapKeySpace):
         self.rests += [b""] * len(ordered)
         for slot, name in zip(ordered, names, strict=True):
             self.rests[slot] = name[PARTITION_BYTES:]
-        for column in self._stored.values():
-            column.bring_keys(ordered)
+        may_be_stored = self._stored_keys.may_have(_OBJECTS, keys.hashes, self._era)
+        brought = slots[order[may_be_stored[order]]].tolist()
+        if brought:
+            for column in self._stored.values():
+                column.bring_keys(brought)
 
     def _account(self) -> None:
         self._cache_account.resize(self.memory_bytes())

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from penstock.errors import Unrecoverable
+from penstock.errors import StoreTransient, Unrecoverable
 from penstock.pb import checkpoint_pb2
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.entries.database_reader_store import (
@@ -63,10 +63,18 @@ def open_state(
         StoreCorrupt: a file is not what was written.
         StoreTransient: a file cannot be read now, or the database cannot be opened.
     """
-    with ExitStack() as undo:
-        opened = _open(environment, key_groups, memory, loops, undo)
-        undo.pop_all()
-    return opened
+    while True:
+        try:
+            with ExitStack() as undo:
+                opened = _open(environment, key_groups, memory, loops, undo)
+                undo.pop_all()
+        except StoreTransient:
+            if environment.reader is None or not environment.reader.remove_damaged():
+                raise
+        else:
+            if environment.reader is not None:
+                opened.database.on_damage = environment.reader.remove_damaged
+            return opened
 
 
 def _open(
@@ -98,7 +106,8 @@ def _open(
     base, others = snapshots[0], snapshots[1:]
     scope = Scope(key_groups, environment.max_parallelism, loops)
     is_whole = not others and _key_groups(base) == key_groups
-    download(base, environment.reader, path, None if is_whole else scope)
+    reader = environment.reader
+    download(base, reader, path, None if is_whole else scope)
     database = Database(path, files_in, memory, loops)
     undo.callback(database.close)
     catalog.restore(base)
@@ -115,7 +124,7 @@ def _open(
     _drop_foreign(database, catalog, scope)
     for index, other in enumerate(others):
         source = directory / f"restored-{index}"
-        download(other, environment.reader, source, scope)
+        download(other, reader, source, scope)
         with closing(ReadOnlyDatabase(source)) as incoming:
             _copy(incoming, other, database, catalog, scope)
         shutil.rmtree(source)

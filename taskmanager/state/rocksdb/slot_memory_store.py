@@ -27,6 +27,7 @@ class SlotMemory:
         self.write_buffers: Any = WriteBufferManager(shares.write_buffer_bytes, False)
         self.write_buffer_bytes = shares.write_buffer_bytes
         self._cache_bytes = shares.cache_bytes
+        self._filter_bytes = shares.filter_bytes
         self._lock = Lock()
         self._users = 0
 
@@ -44,6 +45,10 @@ class SlotMemory:
     def cache_bytes(self) -> int:
         """What the write-back cache of one database may take now."""
         return self._cache_bytes // max(1, self._users)
+
+    def filter_bytes(self) -> int:
+        """What tells the new keys of one database may take now."""
+        return self._filter_bytes // max(1, self._users)
 
     @property
     def database_bytes(self) -> int:

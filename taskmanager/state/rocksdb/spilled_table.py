@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import ClassVar, Final
 
+import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
@@ -30,6 +31,7 @@ from taskmanager.state.instances import InstanceState
 from taskmanager.state.keyed_table import KeyedTable
 from taskmanager.state.rocksdb.cache_host import CacheAccount, TableHome
 from taskmanager.state.rocksdb.database_store import parts_of_values
+from taskmanager.state.rocksdb.key_filter import NO_ERA
 from taskmanager.state.rocksdb.keyed_entries import batch_entries, in_parts
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.snapshot_table import RestoredPart, SealedTable
@@ -104,6 +106,7 @@ class KeyedSpill(SpilledTable):
             check_storable(column.type)
         self._plain_types = tuple(value_type(kind) for kind in key_types)
         self._needs_room = False
+        self._era = home.stored_keys.era if is_complete else NO_ERA
 
     # What the table in memory does.
 
@@ -133,6 +136,10 @@ class KeyedSpill(SpilledTable):
     @abstractmethod
     def _missing(self, keys: KeyBatch) -> KeyBatch:
         """The different keys that are to be looked for in the database."""
+
+    @abstractmethod
+    def _cached_keys(self) -> KeyBatch:
+        """All keys in memory."""
 
     @abstractmethod
     def _forget(self) -> None:
@@ -189,8 +196,7 @@ class KeyedSpill(SpilledTable):
         self._account()
         if self._needs_room and not self.is_changed(self._written_version):
             self._needs_room = False
-            if len(self):
-                self._is_complete = False
+            self._note_stored(self._cached_keys())
             self._forget()
             self._account()
 
@@ -199,8 +205,15 @@ class KeyedSpill(SpilledTable):
         if self._is_complete or not len(keys):
             return
         missing = self._missing(keys)
-        if len(missing):
-            self._put(list(self._stored(missing)))
+        stored = self._home.stored_keys.may_have(self.partition, missing.hashes, self._era)
+        if stored.any():
+            self._put(list(self._stored(missing.take(np.flatnonzero(stored)))))
+
+    def _note_stored(self, keys: KeyBatch) -> None:
+        """What these keys have will be in the database alone."""
+        if len(keys):
+            self._is_complete = False
+            self._home.stored_keys.add(self.partition, keys.hashes, self._era)
 
     def _put(self, parts: list[Entries]) -> None:
         if parts:
@@ -274,6 +287,11 @@ class SpilledKeyedTable(KeyedTable, KeyedSpill):
     @override
     def _missing(self, keys: KeyBatch) -> KeyBatch:
         return self._keys.missing(keys)
+
+    @override
+    def _cached_keys(self) -> KeyBatch:
+        slots = np.arange(self._keys.bound)
+        return self._keys.keys(slots[self._keys.is_used(slots)])
 
     @override
     def _forget(self) -> None:

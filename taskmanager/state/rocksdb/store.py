@@ -32,6 +32,7 @@ from taskmanager.state.backend import (
 )
 from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.rocksdb.cache_host import TableHome
+from taskmanager.state.rocksdb.key_filter import KeyFilter
 from taskmanager.state.rocksdb.key_space import StoredKeySpace
 from taskmanager.state.rocksdb.migrated_entries import MigratedEntries
 from taskmanager.state.rocksdb.pacer_runner import Pacer
@@ -69,7 +70,14 @@ class RocksDBStateBackend(StoredTables):
         self._database, self._ledger = opened.database, opened.ledger
         self._queue = WriteQueue(self._database)
         self._link_numbers = count(1)
-        home = TableHome(self._database, self, self._key_groups, environment.max_parallelism)
+        self._stored_keys = KeyFilter(self._slot_memory.filter_bytes)
+        home = TableHome(
+            self._database,
+            self,
+            self._stored_keys,
+            self._key_groups,
+            environment.max_parallelism,
+        )
         migrated = MigratedEntries(opened.catalog, self._database)
         super().__init__(opened.catalog, home, owner, migrated)
         self._slot_memory.join()
@@ -93,7 +101,7 @@ class RocksDBStateBackend(StoredTables):
         """The objects of all keys; one per operator."""
         if self._key_space is None:
             self._key_space = StoredKeySpace(
-                key_types, self.max_parallelism, self._database, self, Lock()
+                key_types, self.max_parallelism, self._database, self, Lock(), self._stored_keys
             )
         assert self._key_space.key_types == tuple(key_types), "one key space per operator"
         return self._key_space
@@ -124,7 +132,8 @@ class RocksDBStateBackend(StoredTables):
 
     def memory_bytes(self) -> int:
         """Approximate size of all states in memory."""
-        return self._cache_bytes + self._slot_memory.database_bytes
+        known_keys = self._stored_keys.memory_bytes()
+        return self._cache_bytes + known_keys + self._slot_memory.database_bytes
 
     def sizes(self) -> StateSizes:
         """What all states take together: one database has them."""
@@ -138,7 +147,9 @@ class RocksDBStateBackend(StoredTables):
 
         Raises:
             CheckpointAborted: too many snapshots are still being written, or the backend is closed.
+            StoreTransient: a file of the database is damaged.
         """
+        self._database.check()
         if self._is_closed:
             raise CheckpointAborted(checkpoint_id, f"{self._owner} has ended")
         if len(self._queue) >= FREEZES_MAX:
@@ -193,6 +204,11 @@ class RocksDBStateBackend(StoredTables):
         self._cache_bytes += difference_bytes
         if difference_bytes > 0 and self._cache_bytes > self._slot_memory.cache_bytes:
             self._shrink()
+
+    @property
+    def cache_room_bytes(self) -> int:
+        """See ``CacheHost``."""
+        return self._slot_memory.cache_bytes - self._cache_bytes
 
     def column_partition(
         self, descriptor: StateDescriptor, key_types: Sequence[pa.DataType]

@@ -15,7 +15,7 @@ else is for the mailbox thread and never waits for a step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -36,14 +36,15 @@ class FrozenPart:
 
     Attributes:
         partition: where they belong.
-        entries: makes what is to be written, in parts that are each sorted; called once, on any thread.
+        entries: makes what is to be written, in parts that are each sorted and that the next ones win over; called
+            once, on any thread.
         written: the entries are in the database.
         release: nothing of it will be written (any more); repeatable, on any thread.
         dropped_range: entries that are removed before anything is written; None = none.
     """
 
     partition: int
-    entries: Callable[[], list[SstEntries]]
+    entries: Callable[[], Iterable[SstEntries]]
     written: Callable[[], None]
     release: Callable[[], None] = lambda: None
     dropped_range: tuple[bytes, bytes] | None = None
@@ -211,9 +212,8 @@ class WriteQueue:
         waiting: list[SstEntries] = []
         count = 0
         for part in parts:
-            entries = part.entries()
-            for piece in entries:
-                if len(entries) > 1 or count + len(piece.keys) > FILE_ENTRIES:
+            for place, piece in enumerate(part.entries()):
+                if place or count + len(piece.keys) > FILE_ENTRIES:
                     self._ingest(waiting)
                     waiting, count = [], 0
                 waiting.append(piece)

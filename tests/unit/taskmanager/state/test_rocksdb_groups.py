@@ -258,10 +258,13 @@ def test_any_history_equals_the_dict(
     History(directory, seed, key_types).run(80)
 
 
-def test_a_full_cache_goes_out_and_comes_back(directory: Path) -> None:
+@pytest.mark.parametrize("filter_bytes", [0, 40_000, 1 << 20])
+def test_a_full_cache_goes_out_and_comes_back(directory: Path, filter_bytes: int) -> None:
+    """New keys are told from stored ones never, until the filter is full, and always."""
     cluster = Cluster(directory, cache_bytes=200_000)
     cluster.start(1)
     backend = cluster.backends[0]
+    backend._slot_memory._filter_bytes = filter_bytes
     expected: dict[tuple[Any, ...], Any] = {}
     generator = random.Random(1)
     for _ in range(30):
@@ -270,12 +273,39 @@ def test_a_full_cache_goes_out_and_comes_back(directory: Path) -> None:
         for key, _ in rows:
             count = expected.get(key, (0, 0, 0.0))[0] + 1
             expected[key] = (count, count, 1.0)
-        assert backend._cache_bytes <= 1_000_000
+        assert backend._cache_bytes <= 200_000
     table = backend.group_table("state", 0, descriptor())
     assert len(table) == len(expected)
     assert as_dict(list(table.chunks(777))) == expected
     cluster.close()
     assert not any(directory.iterdir())
+
+
+@pytest.mark.parametrize("key_types", [INT_KEY, WIDE_KEY], ids=["int", "wide"])
+def test_new_keys_are_not_read(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, key_types: tuple[pa.DataType, ...]
+) -> None:
+    cluster = Cluster(directory, cache_bytes=200_000)
+    cluster.start(1)
+    backend = cluster.backends[0]
+    read = 0
+    get_many = backend._database.get_many
+
+    def counted(names: list[bytes]) -> list[bytes | None]:
+        nonlocal read
+        read += len(names)
+        return get_many(names)
+
+    monkeypatch.setattr(backend._database, "get_many", counted)
+    count = 20_000
+    keys = [(key,) if key_types is INT_KEY else (f"key {key}", key) for key in range(count)]
+    for start in range(0, count, 1000):
+        update(backend, 0, key_types, [(key, 1) for key in keys[start : start + 1000]])
+    assert len(backend.group_table("state", 0, descriptor(key_types))._records) < count // 2
+    assert read < count * 0.03
+    update(backend, 0, key_types, [(key, 1) for key in keys[:1000]])
+    assert read > 900
+    cluster.close()
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
