@@ -53,7 +53,7 @@ PRELOADED_MODULES = (
     "numpy",
     "numba",
     "cloudpickle",
-    "penstock",
+    "penstock.api",
     "taskmanager.operators.factory",
     "taskmanager.network.gateway_process",
     "taskmanager.partitions.server_process",

@@ -34,9 +34,12 @@ import psutil
 
 from penstock.local.local_cluster import LocalCluster
 from taskmanager.processes.fork_protocol import GATEWAY_NAME, PARTITION_SERVER_NAME
+from tests.support.warm_command_line import warm_command_line
 
 MARK_VARIABLE = "PENSTOCK_TEST_SITE"
+_COMMAND_LINE: tuple[str, ...] = ("-P", "-m", "penstock.cli.main")
 DEADLINE_S = 30.0
+_START_S = 90.0
 
 _IN_MODIFY, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE, _IN_DELETE_SELF = 0x2, 0x80, 0x100, 0x200, 0x400
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -258,7 +261,7 @@ class Site:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.command_line: tuple[str, ...] = ("-P", "-m", "penstock.cli.main")
+        self.command_line = _COMMAND_LINE
         self.mark = uuid.uuid4().hex
         self.temporary = Path(tempfile.mkdtemp(prefix="ps", dir="/tmp"))
         kept = {
@@ -303,6 +306,17 @@ class Site:
     def penstock(self, *arguments: str, seconds: float = DEADLINE_S, **options: Any) -> Ended:
         """Runs the command line to its end."""
         return self.start_penstock(*arguments, **options).wait(seconds)
+
+    def manage(self, *arguments: str, seconds: float = DEADLINE_S) -> Ended:
+        """Runs the command line to its end, for tests that are not about how it starts."""
+        if self.command_line != _COMMAND_LINE:
+            return self.penstock(*arguments, seconds=seconds)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        return Ended(
+            *warm_command_line(os.getpid()).run(
+                arguments, self.environment, self.directory, seconds
+            )
+        )
 
     def processes(self) -> list[Living]:
         """Every living process of the site, zombies left out."""
@@ -394,8 +408,7 @@ class DaemonCluster:
             without_privileges: root's daemons may then read and write only what its owner may.
             settings: configuration; ``heartbeat_timeout="2s"`` is ``heartbeat.timeout``.
         """
-        command = [sys.executable, *self.site.command_line, "cluster", "start", "--json"]
-        command += ["--dir", str(self.directory)]
+        command = ["cluster", "start", "--json", "--dir", str(self.directory)]
         command += ["--taskmanagers", str(taskmanagers), *options]
         if slots is not None:
             command += ["--slots", str(slots)]
@@ -404,9 +417,11 @@ class DaemonCluster:
         if not (self.directory / "penstock.yaml").exists():
             command += ["-D", "jobmanager.rpc.port=0"]
         if without_privileges and os.getuid() == 0:
-            dropped = "-dac_override,-dac_read_search"
-            command = ["setpriv", "--bounding-set", dropped, "--", *command]
-        ended = self.site.start(*command).wait(90)
+            dropped = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search", "--")
+            program = (*dropped, sys.executable, *self.site.command_line)
+            ended = self.site.start(*program, *command).wait(_START_S)
+        else:
+            ended = self.site.manage(*command, seconds=_START_S)
         assert ended.status == 0, ended.stderr
         self.jobmanager = ended.json["jobmanager"]
 
@@ -498,7 +513,7 @@ class DaemonCluster:
 
     def stop(self) -> Ended:
         """Stops all daemons."""
-        ended = self.site.penstock("cluster", "stop", "--json", "--dir", str(self.directory))
+        ended = self.site.manage("cluster", "stop", "--json", "--dir", str(self.directory))
         assert ended.status == 0, ended.stderr
         return ended
 
