@@ -1,5 +1,6 @@
 """The compiled ``interface.Kernels``; importing it compiles or loads everything."""
 
+from taskmanager.kernels.compiled_chains import link_values, linked_values
 from taskmanager.kernels.compiled_checksum import add_word_bits, weighted_sum
 from taskmanager.kernels.compiled_rows import (
     add_floats,
@@ -56,6 +57,8 @@ __all__ = [
     "hash_bytes",
     "hash_words",
     "join_sessions",
+    "link_values",
+    "linked_values",
     "mark_seen",
     "merge_runs",
     "partition",

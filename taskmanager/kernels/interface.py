@@ -404,6 +404,37 @@ class Kernels(KeyLoops, Protocol):
         """
         ...
 
+    def link_values(
+        self,
+        groups: Int64Array,
+        first: int,
+        last: Int64Array,
+        count: Int64Array,
+        previous: Int64Array,
+    ) -> None:
+        """Adds n values, at the positions from ``first`` on, to the chains of their groups.
+
+        Args:
+            groups: int64[n].
+            last: by group the position of its newest value, -1 = it has none; changed.
+            count: by group how many it has; changed.
+            previous: by position that of the value before it in its group, -1 = none; filled.
+        """
+        ...
+
+    def linked_values(
+        self, last: Int64Array, bounds: Int64Array, previous: Int64Array, positions: Int64Array
+    ) -> None:
+        """The positions of the values of n groups, one group after the other, oldest first.
+
+        Args:
+            last: int64[n] the position of the newest value of each.
+            bounds: int64[n + 1], 0 and the running sums of how many values they have.
+            previous: see ``link_values``.
+            positions: int64[bounds[n]], filled.
+        """
+        ...
+
     def add_word_bits(self, words: Int64Array, seed: int, bits: UInt64Array) -> None:
         """Adds to ``bits`` (uint64[n]) what int64[n] words of a column contribute to their rows.
 

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.storage.key_encoding import bounds_of
-from penstock.storage.key_types import BoolArray, Int64Array
+from penstock.storage.key_types import Int64Array
+from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.slot_arrays import grown
 from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, concatenated_array, narrow_pieces
 
@@ -123,17 +124,22 @@ class ValueLog:
 class GroupedLog:
     """Values that each belong to a group; read group by group in order of arrival.
 
-    The state of a group is the list of its values in order of arrival, each with its place in it.
+    The state of a group is the list of its values in order of arrival, each with its place in it. Each value
+    knows the one before it in its group, so that reading some groups looks at no others.
     """
 
     def __init__(self, type_: pa.DataType) -> None:
         self._type = type_
+        self._kernels = process_kernels()
         self._values = ValueLog(type_)
+        # By position.
         self._group_of = np.empty(1024, np.int64)
         self._sequence_of = np.empty(1024, np.int64)
+        self._previous = np.empty(1024, np.int64)
+        # By group.
+        self._last = np.full(64, -1, np.int64)
+        self._count = np.zeros(64, np.int64)
         self._dead_count = 0
-        # Which groups have values; known while groups are being restored only.
-        self._has_values: BoolArray | None = None
 
     def __len__(self) -> int:
         return len(self._values) - self._dead_count
@@ -153,18 +159,16 @@ class GroupedLog:
 
     def freeze(self, groups: Int64Array) -> list[FrozenStates]:
         """The states of (different) groups, in one column; copies positions, but no values."""
-        positions, rank = self._positions(groups)
+        positions, bounds = self._positions(groups)
         sequence = self._sequence_of[positions]
         values = self._values.view()
         kind = self.state_type
-        ready: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+        ready: list[tuple[Int64Array, Int64Array]] = []
 
         def states(rows: Int64Array) -> pa.Array:
             if not ready:
-                order = np.lexsort((sequence, rank))
-                counts = np.bincount(rank, minlength=len(groups)).astype(np.int64)
-                ready.append((positions[order], sequence[order], bounds_of(counts)))
-            by_group, sequence_by_group, bounds = ready[0]
+                ready.append(_by_arrival(positions, sequence, bounds))
+            by_group, sequence_by_group = ready[0]
             lengths = bounds[rows + 1] - bounds[rows]
             picked = ranges_of(bounds[rows], lengths)
             taken = values.take(by_group[picked])
@@ -186,33 +190,18 @@ class GroupedLog:
             groups: int64[n].
             states: one column of n states.
         """
-        if self._has_values is None:
-            self._has_values = np.zeros(64, np.bool_)
-            held = self._group_of[: len(self._values)]
-            self._note_values(held[held >= 0])
-        bound = len(self._has_values)
-        replaced = groups[groups < bound]
-        replaced = replaced[self._has_values[replaced]]
-        has_values = self._has_values
-        if len(replaced):
-            self.clear(replaced)
+        self.clear(groups)
         (column,) = states
         items = column.flatten()
         lengths = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
         self.append(
             np.repeat(groups, lengths), items.field("sequence").to_numpy(), items.field("value")
         )
-        self._has_values = has_values
-        self._note_values(groups)
-
-    def _note_values(self, groups: Int64Array) -> None:
-        assert self._has_values is not None
-        self._has_values = grown(self._has_values, int(groups.max(initial=-1)) + 1)
-        self._has_values[groups] = True
 
     def memory_bytes(self) -> int:
         """Bytes of the values and of what belongs to them."""
-        return self._values.memory_bytes + self._group_of.nbytes + self._sequence_of.nbytes
+        by_position = self._group_of.nbytes + self._sequence_of.nbytes + self._previous.nbytes
+        return self._values.memory_bytes + by_position + self._last.nbytes + self._count.nbytes
 
     def append(self, groups: Int64Array, sequence: Int64Array, values: pa.Array) -> None:
         """Appends n values.
@@ -222,13 +211,13 @@ class GroupedLog:
             sequence: int64[n], its place in the order of arrival.
             values: n values.
         """
-        self._has_values = None
         start = self._values.append(values)
         stop = start + len(values)
         self._group_of = grown(self._group_of, stop)
         self._sequence_of = grown(self._sequence_of, stop)
         self._group_of[start:stop] = groups
         self._sequence_of[start:stop] = sequence
+        self._link(start, stop)
 
     def gather(self, groups: Int64Array) -> tuple[Int64Array, Int64Array, pa.Array]:
         """The values of the groups.
@@ -240,16 +229,16 @@ class GroupedLog:
             How many values each group has, int64[g]; the sequence numbers and the values of the first
             group, of the second and so on, each in order of arrival.
         """
-        positions, rank = self._positions(groups)
-        sequence = self._sequence_of[positions]
-        order = np.lexsort((sequence, rank))
-        counts = np.bincount(rank, minlength=len(groups)).astype(np.int64)
-        return counts, sequence[order], self._values.take(positions[order])
+        found, bounds = self._positions(groups)
+        positions, sequence = _by_arrival(found, self._sequence_of[found], bounds)
+        return np.diff(bounds), sequence, self._values.take(positions)
 
     def clear(self, groups: Int64Array) -> None:
         """Drops the values of the groups."""
         positions, _ = self._positions(groups)
         self._group_of[positions] = -1
+        self._last[groups] = -1
+        self._count[groups] = 0
         self._dead_count += len(positions)
         length = len(self._values)
         if self._dead_count > max(length // 2, _COMPACT_ABOVE):
@@ -257,24 +246,52 @@ class GroupedLog:
             self._values.keep(live)
             self._group_of = self._group_of[live]
             self._sequence_of = self._sequence_of[live]
+            self._last[:] = -1
+            self._count[:] = 0
+            self._link(0, len(live))
             self._dead_count = 0
 
     def merge(self, other: GroupedLog, source: Int64Array, target: Int64Array) -> None:
         """Appends the values of other's group ``source[i]`` to group ``target[i]``."""
-        positions, rank = other._positions(source)
+        positions, bounds = other._positions(source)
         if len(positions):
             values = other._values.take(positions)
-            self.append(target[rank], other._sequence_of[positions], values)
+            groups = np.repeat(target, np.diff(bounds))
+            self.append(groups, other._sequence_of[positions], values)
+
+    def _link(self, start: int, stop: int) -> None:
+        """Adds the values at the positions from ``start`` on to the chains of their groups."""
+        groups = self._group_of[start:stop]
+        self._reserve(groups)
+        self._previous = grown(self._previous, stop)
+        self._kernels.link_values(groups, start, self._last, self._count, self._previous)
+
+    def _reserve(self, groups: Int64Array) -> None:
+        bound = int(groups.max(initial=-1)) + 1
+        self._last = grown(self._last, bound, -1)
+        self._count = grown(self._count, bound)
 
     def _positions(self, groups: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Positions of the groups' values, and the index in ``groups`` of the group of each."""
-        group_of = self._group_of[: len(self._values)]
-        size = int(max(group_of.max(initial=-1), groups.max(initial=-1))) + 1
-        rank_of = np.full(size + 1, -1, np.int64)  # the last entry is for rows without a group
-        rank_of[groups] = np.arange(len(groups))
-        rank = rank_of[group_of]
-        positions = np.flatnonzero(rank >= 0)
-        return positions, rank[positions]
+        """Positions of the groups' values, group by group, and int64[g + 1] where each group's begin."""
+        self._reserve(groups)
+        bounds = bounds_of(self._count[groups])
+        positions = np.empty(bounds[-1], np.int64)
+        self._kernels.linked_values(self._last[groups], bounds, self._previous, positions)
+        return positions, bounds
+
+
+def _by_arrival(
+    positions: Int64Array, sequence: Int64Array, bounds: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """The positions of each group, and their sequence numbers, in order of these."""
+    falls = sequence[1:] < sequence[:-1]
+    inner = bounds[(bounds > 0) & (bounds < len(sequence))]
+    falls[inner - 1] = False
+    if not falls.any():
+        return positions, sequence
+    rank = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    order = np.lexsort((sequence, rank))
+    return positions[order], sequence[order]
 
 
 def ranges_of(starts: Int64Array, lengths: Int64Array) -> Int64Array:

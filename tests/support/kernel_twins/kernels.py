@@ -1,6 +1,7 @@
 """The numpy implementation of ``interface.Kernels``, the oracle of the compiled one: same results, slower."""
 
 from penstock.storage.key_encoding import NUMPY_KEY_LOOPS
+from tests.support.kernel_twins.chains import link_values, linked_values
 from tests.support.kernel_twins.checksum import add_word_bits, weighted_sum
 from tests.support.kernel_twins.rows import (
     add_floats,
@@ -51,6 +52,8 @@ __all__ = [
     "hash_bytes",
     "hash_words",
     "join_sessions",
+    "link_values",
+    "linked_values",
     "mark_seen",
     "merge_runs",
     "partition",
