@@ -22,6 +22,7 @@ from penstock.graph.restore_check import (
 )
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HeadStore
+from penstock.storage.open_store import place_of
 from penstock.storage.restore_point import (
     RestorePoint,
     claim_savepoint,
@@ -103,7 +104,8 @@ def prepare_start(
 ) -> JobStart:
     """Looks whether a job can be started from what its configuration says; blocks.
 
-    The graph that is to be run names the one checkpoint, whatever becomes of the newest one later, and has the key-groups of its state.
+    The graph that is to be run names the one checkpoint, whatever becomes of the newest one, or of links on the way there, later, and
+    has the key-groups of its state.
 
     Args:
         job_id: of the job that is to be started.
@@ -117,7 +119,7 @@ def prepare_start(
         StoreTransient: that cannot be read now.
     """
     config = over_cluster(cluster, dict(graph.config))
-    path = config.execution_state_recovery_path
+    path = place_of(config.execution_state_recovery_path)
     point = open_restore_point(path)
     original = point.owner or point.manifest.job_id
     _check_is_free(graph.name, job_id, point, is_running(original), has_ended)

@@ -198,6 +198,7 @@ def dispose(path: str, force: bool, jobmanager: str | None, as_json: bool) -> No
     or another one may go back to it, is asked of the JobManager.
     """
     from penstock.storage.kept_state import dispose as dispose_of
+    from penstock.storage.open_store import place_of
 
     def check_ended(job_id: str) -> None:
         if force:
@@ -222,7 +223,7 @@ def dispose(path: str, force: bool, jobmanager: str | None, as_json: bool) -> No
             running = [one.job_id for one in client.jobs() if one.state not in TERMINAL_STATES]
             for job_id in running:
                 started = client.job(job_id).started_from
-                is_there = f"{started.path}/".startswith(f"{uri}/")
+                is_there = f"{place_of(started.path)}/".startswith(f"{place_of(uri)}/")
                 if is_there and not started.independent_since_checkpoint_id:
                     raise JobRejected(
                         f"job {job_id} was started from {started.path}, and a failure takes it back there until its "

@@ -9,6 +9,7 @@ How S3 is reached is a matter of the process, not of a job: where a process star
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,22 @@ def open_bucket(uri: str) -> tuple[S3Bucket, str]:
     if not is_s3(uri) or not bucket:
         raise ConfigurationError(f"{uri!r} names no bucket: write s3://bucket/prefix")
     return S3Bucket(bucket, _s3()), key
+
+
+def place_of(uri: str) -> str:
+    """The one name of a place that may be spelt in several ways: links are followed. May block.
+
+    Example:
+        >>> place_of("file:///srv/kept/../kept/one/"), place_of("S3://bucket/prefix/")
+        ('/srv/kept/one', 's3://bucket/prefix')
+    """
+    scheme = _SCHEME.match(uri)
+    if scheme is None:
+        return os.path.realpath(uri) if uri else uri
+    kind, path = scheme[1].lower(), uri[scheme.end() :]
+    if kind == "file" and path.startswith("/"):
+        return os.path.realpath(path)
+    return f"{kind}://{path.rstrip('/')}"
 
 
 def substore(uri: str, name: str) -> str:

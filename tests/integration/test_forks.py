@@ -269,12 +269,19 @@ def test_what_a_fork_still_needs_is_neither_claimed_nor_disposed_of(
         original.checkpoint(DEADLINE_S)
         path = str(Path(original.checkpoints()[0].path).parents[1])
     cancel(original)
-    fork = branches.submit("fork", path)
+    link = branches.kept / "link"
+    link.symlink_to(path)
+    fork = branches.submit("fork", str(link))
+    assert fork.details().started_from.path.startswith(path)
     with pytest.raises(JobRejected, match=f"job {fork.job_id} was started from there"):
         branches.submit("third", path, claim=True)
-    status, told = dispose(path)
-    assert status == 1
-    assert f"job {fork.job_id} was started from {path}" in told
+    for spelt in (path, f"{path}/", f"file://{path}", str(link)):
+        status, told = dispose(spelt)
+        assert status == 1
+        assert f"job {fork.job_id} was started from {path}" in told
+    with pytest.raises(JobRejected, match=f"job {fork.job_id} was started from there"):
+        branches.submit("third", str(link), claim=True)
+    link.unlink()
     branches.fail("fork", fork)
     fork.checkpoint(DEADLINE_S)
     owner = branches.submit("owner", path, claim=True)
