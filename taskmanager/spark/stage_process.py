@@ -105,8 +105,7 @@ def _check_result(result: Any, stage: RunStage) -> None:
 
     where = f"operator {stage.operator!r}: {stage.function_name} returned"
     if not isinstance(result, DataFrame):
-        hint = " Put return in front of it" if result is None else ""
-        raise _wrong(f"{where} {type(result).__name__}, and not a DataFrame of Spark.{hint}")
+        raise _wrong(f"{where} {_shown_kind(result)}, and not a DataFrame of Spark.{_hint(result)}")
     columns = all_nullable(result.schema.jsonValue())["fields"]
     found = {column["name"]: column["type"] for column in columns}
     wanted = {
@@ -128,6 +127,22 @@ def _check_result(result: Any, stage: RunStage) -> None:
             f"{where} columns of other types than schema= says: {'; '.join(other)}. Cast them in the function, or "
             "declare what it returns"
         )
+
+
+def _shown_kind(result: Any) -> str:
+    """The type of a value, with the library that it is of: pandas has a DataFrame, too."""
+    kind = type(result)
+    library = kind.__module__.partition(".")[0]
+    return kind.__name__ if library == "builtins" else f"a {kind.__name__} of {library}"
+
+
+def _hint(result: Any) -> str:
+    if result is None:
+        return " Put return in front of it"
+    library = type(result).__module__.partition(".")[0]
+    if library in ("pandas", "pyarrow"):
+        return f" Hand what {library} has made to spark.createDataFrame(...)"
+    return ""
 
 
 def _wrong(message: str) -> TaskFailure:

@@ -125,6 +125,8 @@ def test_stages_share_the_session(stages: Stages) -> None:
 
 def test_what_is_returned_is_compared_with_what_was_declared(stages: Stages) -> None:
     assert "and not a DataFrame of Spark. Put return in front" in stages.run(lambda _: None).message
+    of_pandas = stages.run(lambda spark: spark.range(1).toPandas()).message
+    assert "a DataFrame of pandas, and not a DataFrame of Spark. Hand what pandas" in of_pandas
     end = stages.run(lambda spark: spark.range(3).selectExpr("cast(id as int) id"))
     assert "'id' is integer and should be long" in end.message
     assert end.user_traceback  # it would fail again: no restart helps

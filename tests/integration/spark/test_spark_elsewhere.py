@@ -20,7 +20,10 @@ import pytest
 
 import penstock as ps
 from penstock.local.local_cluster import LocalCluster
+from taskmanager.spark.connect_address import INTERRUPT_S
 from tests.integration.spark.conftest import IN_ALL, spark_drivers, wait_all_ended
+from tests.integration.spark.test_engine_jobs import bids, hot
+from tests.support.engines import assert_same_rows
 from tests.support.processes import wait_in_directory
 from tests.support.spark_servers import SECRET, SMALL_JVM, connect_server, standalone
 
@@ -113,6 +116,23 @@ def assert_rows(directory: Path) -> None:
     assert found[2][1] != "unseen.parquet"  # written anew, where Spark sees it
 
 
+def assert_engines_agree(cluster: LocalCluster, directory: Path) -> None:
+    """A job that is compiled as a whole, and one whose part is, have the rows of our own engine."""
+    source = bids(directory / "shared" / "bids")
+    found = {}
+    for engine in ("penstock", "spark"):
+        env = ps.Environment(cluster.address, parallelism=2)
+        env.set_runtime_mode("batch")
+        whole = hot(env.read_parquet(str(source))).collect()
+        ours = env.read_parquet(str(source)).map_batches(lambda rows: rows).engine("penstock")
+        part = hot(ours).collect()
+        env.execute(f"on {engine}", engine=engine)
+        found[engine] = whole.to_pylist(), part.to_pylist()
+    assert len(found["penstock"][0]) > 30
+    for mine, sparks in zip(found["penstock"], found["spark"], strict=True):
+        assert_same_rows(mine, sparks)
+
+
 def test_a_stage_on_executors_elsewhere_outlives_one_of_them(tmp_path: Path) -> None:
     with standalone(tmp_path, workers=2) as spark:
         keys = {
@@ -137,6 +157,7 @@ def test_a_stage_on_executors_elsewhere_outlives_one_of_them(tmp_path: Path) -> 
             handle.wait(START_S)
             assert_rows(tmp_path / "shared" / "out")
             assert spark_drivers(cluster) in ([], drivers)  # it was no failure of ours
+            assert_engines_agree(cluster, tmp_path)
             wait_all_ended(drivers, 10)
 
 
@@ -166,7 +187,7 @@ def test_what_a_killed_driver_has_left_on_a_server_of_spark_connect_is_ended(
         os.kill(driver, signal.SIGKILL)
         with pytest.raises(ps.JobFailed, match="was killed by SIGKILL"):
             handle.wait(START_S)
-        wait_all_ended([int((tmp_path / "worker").read_text())], 60.0)
+        wait_all_ended([int((tmp_path / "worker").read_text())], INTERRUPT_S)
 
 
 def test_a_stage_runs_over_spark_connect_without_java_of_ours(tmp_path: Path) -> None:
@@ -178,3 +199,4 @@ def test_a_stage_runs_over_spark_connect_without_java_of_ours(tmp_path: Path) ->
         handle.wait(START_S)
         assert_rows(tmp_path / "shared" / "out")
         assert_rows(tmp_path / "out")
+        assert_engines_agree(cluster, tmp_path)
