@@ -52,7 +52,7 @@ class SparkSessions:
         self._is_remote = False
 
     def get(self, settings: Mapping[str, str]) -> Any:
-        """The session; settings count where it is not there yet.
+        """The session, for the calling thread; settings count where it is not there yet.
 
         Raises:
             TaskFailure: it cannot be started.
@@ -61,7 +61,15 @@ class SparkSessions:
             if self._session is None:
                 self._is_remote = bool(settings.get("spark.remote"))
                 self._session = self._remote(settings) if self._is_remote else self._own(settings)
+            if not self._is_remote and self.has_jvm() and not self.is_stopped():
+                self._activate()
             return self._session
+
+    def _activate(self) -> None:
+        """Its settings count in those threads of the JVM where it is the active one; each thread of ours has its own there."""
+        session = self._session
+        of_jvm = session._get_j_spark_session_class(session._jvm)
+        of_jvm.setActiveSession(session._jsparkSession)
 
     def _own(self, settings: Mapping[str, str]) -> Any:
         # Python on the executors finds the job's modules here, or in the archive where it runs elsewhere.

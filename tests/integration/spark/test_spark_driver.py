@@ -123,6 +123,21 @@ def test_stages_share_the_session(stages: Stages) -> None:
     assert stages.pid() == stages.pid()
 
 
+def test_the_settings_of_the_session_count_in_every_stage(stages: Stages) -> None:
+    def apart(spark: Any) -> Any:
+        spark.conf.set("spark.sql.caseSensitive", "true")
+        try:
+            both = spark.range(1).selectExpr("id a", "id + 1 A")
+            return both.select(both["A"].alias("id"))
+        finally:
+            spark.conf.unset("spark.sql.caseSensitive")
+
+    for _ in range(2):  # the first one may have started the session
+        stage, ends = stages.start(apart)
+        assert ends.get(timeout=START_S) == StageEnd()
+        assert rows_of(stage) == [{"id": 1}]
+
+
 def test_what_is_returned_is_compared_with_what_was_declared(stages: Stages) -> None:
     assert "and not a DataFrame of Spark. Put return in front" in stages.run(lambda _: None).message
     of_pandas = stages.run(lambda spark: spark.range(1).toPandas()).message
