@@ -103,6 +103,9 @@ class Failover:
         self._pre_aggregating = frozenset(
             vertex.id for vertex in regions.plan.vertices if vertex.pre_aggregates
         )
+        self._tied: set[str] = set()
+        """Sources that were read before, with splits of which nobody knows who has had which: what begins again of one
+        begins again with all of its subtasks, which find the splits anew."""
         self._takeovers = int(options.is_recovered)
         self._moved = frozenset[SubtaskId]()
         self.moves = 0
@@ -235,9 +238,26 @@ class Failover:
         )
         if failed is ALL:
             failed = view.started if goes_back else view.started - kept_stages(self._regions, view)
-        return tasks_to_restart(
-            self._options.failover_strategy, self._regions, failed, missing, view
-        )
+        failed, missing = frozenset(failed), frozenset(missing)
+        strategy = self._options.failover_strategy
+        while True:
+            restarted = tasks_to_restart(strategy, self._regions, failed, missing, view)
+            tied = {subtask.vertex for subtask in restarted} & self._tied
+            all_of_tied = frozenset(s for s in view.started if s.vertex in tied)
+            if all_of_tied <= restarted:
+                return restarted
+            failed |= all_of_tied
+
+    def tie(self, subtask: SubtaskId) -> None:
+        """A subtask has done its work under another JobManager, and nobody knows with which splits."""
+        if self._regions.plan.vertex(subtask.vertex).source_uids:
+            self._tied.add(subtask.vertex)
+
+    def untied(self, restarted: Iterable[SubtaskId]) -> frozenset[str]:
+        """Sources all of whose subtasks begin again now, and find their splits anew."""
+        untied = frozenset(subtask.vertex for subtask in restarted) & self._tied
+        self._tied -= untied
+        return untied
 
     @property
     def _not_repeated(self) -> frozenset[str]:
@@ -369,3 +389,4 @@ class Failover:
             attempt = ExecutionAttempt(key, AttemptState.FINISHED, holder)
             self._graph.adopt(attempt)
             self._partitions.adopt(attempt, held)
+            self.tie(subtask)

@@ -52,6 +52,7 @@ class GroupRestarts:
         """
         graph = self._parts.graph
         effects: list[PartEffect] = [*self._parts.speculation.end(group.subtasks)]
+        self._parts.splits.forget(self._parts.failover.untied(added))
         to_cancel = graph.cancel(group.subtasks, again=is_final)
         effects += [
             job_effects.CancelTasks(id, tuple(keys), is_final) for id, keys in to_cancel.items()

@@ -13,7 +13,7 @@ are told of everything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from common.done_splits import NOTHING_DONE, DoneSplits
 from jobmanager.checkpoint import messages as c
@@ -22,7 +22,7 @@ from jobmanager.failover.rebuilt_regions import rebuilt_vertices
 from jobmanager.failover.regions import RegionGraph
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
-from jobmanager.graph.job_plan import JobPlan
+from jobmanager.graph.job_plan import JobPlan, VertexPlan
 from jobmanager.messages import job_effects, job_events
 from jobmanager.scheduler.split_assigner import SplitAssigner
 from penstock.connectors.source import Split
@@ -57,11 +57,7 @@ class SourceSplits:
         """Vertices whose subtasks go on from checkpoints."""
         done = self._done_in(restored)
         self._assigners = {
-            (vertex.id, uid): SplitAssigner(
-                vertex.parallelism,
-                done.get((vertex.id, uid), NOTHING_DONE),
-                keeps_done=plan.is_batch and vertex.allows_rivals,
-            )
+            (vertex.id, uid): self._new(vertex, done.get((vertex.id, uid), NOTHING_DONE))
             for vertex in plan.vertices
             for uid in vertex.source_uids
         }
@@ -73,6 +69,18 @@ class SourceSplits:
             if assigner is not None and not (split.done and split.vertex in self._of_checkpoints):
                 load = 0 if split.done else split.size
                 assigner.seed(split.split_id, split.subtask_index, load)
+
+    def _new(self, vertex: VertexPlan, done: DoneSplits) -> SplitAssigner:
+        keeps_done = self._plan.is_batch and vertex.allows_rivals
+        return SplitAssigner(vertex.parallelism, done, keeps_done=keeps_done)
+
+    def forget(self, vertices: Collection[str]) -> None:
+        """All subtasks of these begin again from nothing, and find anew what there is to read."""
+        for vertex in self._plan.vertices:
+            if vertex.id in vertices:
+                for uid in vertex.source_uids:
+                    self._assigners[vertex.id, uid] = self._new(vertex, NOTHING_DONE)
+        self._finished = frozenset(s for s in self._finished if s.vertex not in vertices)
 
     def _done_in(self, restored: RestoredCheckpoint | None) -> dict[tuple[str, str], DoneSplits]:
         """What a checkpoint knows as done, by the set or, as in checkpoints of older versions, by name."""

@@ -190,6 +190,8 @@ class Takeover:
                 attempt = ExecutionAttempt(key, AttemptState.FINISHED, holder)
                 parts.graph.adopt(attempt)
                 parts.partitions.adopt(attempt, stage.held)
+                if parts.wiring is None or parts.failover.is_rebuilt(subtask):
+                    parts.failover.tie(subtask)
                 continue
             if one is None or not parts.lease.adopt(
                 subtask, one.slot, one.endpoint, parts.graph.attempt

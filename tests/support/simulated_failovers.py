@@ -7,7 +7,9 @@ each of which has to be what ``failover_model`` comes to.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -98,7 +100,10 @@ class FailoverAudit:
                 graph, partitions = failover._graph, failover._partitions
                 cut = failover._pre_aggregating if failover._is_cut else frozenset()
                 whole = failed is ALL and goes_back
-                self._check(recovery, failed, missing, graph, partitions, cut, is_whole=whole)
+                check = partial(
+                    self._check, recovery, missing, graph, partitions, cut, failover._tied
+                )
+                check(failed, is_whole=whole)
                 if resumes:
                     self._check_rest(recovery.delay_ms)
                 else:
@@ -131,11 +136,12 @@ class FailoverAudit:
     def _check(
         self,
         recovery: Recovery,
-        failed: frozenset[SubtaskId] | None,
         missing: frozenset[KeptOutput],
         graph: ExecutionGraph,
         partitions: PartitionTracker,
         not_repeated: frozenset[str],
+        tied: Collection[str],
+        failed: frozenset[SubtaskId] | None,
         *,
         is_whole: bool,
     ) -> None:
@@ -152,6 +158,12 @@ class FailoverAudit:
                 not_repeated=not_repeated,
             )
             expected = closure(self._model, failure)
+            while more := {
+                s
+                for s in graph.started - expected
+                if s.vertex in tied and any(one.vertex == s.vertex for one in expected)
+            }:
+                expected = closure(self._model, replace(failure, failed=expected | more))
         restarted = recovery.subtasks
         assert restarted == expected, f"{restarted} instead of {expected} for {recovery.cause}"
         names = " ".join(map(str, sorted(restarted)))
