@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.failover.channel_groups import ChannelGroup, channel_groups
 from jobmanager.failover.regions import KeptOutput, Region, RegionGraph
 from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
@@ -66,6 +67,49 @@ def done_stages(
         {}
     """
     return _DoneStages(regions, newest, located, begins_again).find()
+
+
+def known_stages(
+    regions: RegionGraph,
+    newest: Newest,
+    restored: RestoredCheckpoint,
+    located: Iterable[job_events.LocatedPartition],
+) -> Mapping[SubtaskId, DoneStage]:
+    """Subtasks that nobody has found, and that a checkpoint knows as finished: where nobody reads any more what they
+    have kept, or the rows are there that the checkpoint says are read.
+
+    Args:
+        regions: of a job that takes checkpoints.
+        newest: the attempts that count.
+        restored: the newest checkpoint.
+        located: complete partitions.
+    """
+    numbers: dict[KeptOutput, set[int]] = {}
+    for read in restored.reads:
+        if regions.plan.has_edge(read.edge_id, read.reader.vertex):
+            source = regions.exchange_of(read.edge_id).source
+            kept = KeptOutput(read.edge_id, SubtaskId(source, read.producer_index))
+            numbers.setdefault(kept, set()).add(read.attempt)
+    holders = {
+        KeptOutput(one.edge_id, one.producer.subtask): (one.producer.attempt, one.taskmanager_id)
+        for one in located
+        if numbers.get(KeptOutput(one.edge_id, one.producer.subtask)) == {one.producer.attempt}
+    }
+    done = restored.finished - newest.keys()
+    over = done | {s for s, one in newest.items() if one.state is AttemptState.FINISHED}
+    stages: dict[SubtaskId, DoneStage] = {}
+    for subtask in done:
+        needed = [
+            KeptOutput(group.edge.id, subtask)
+            for group in regions.written_by(subtask)
+            if not over.issuperset(group.consumers)
+        ]
+        held = {partition: holders[partition] for partition in needed if partition in holders}
+        attempts = {number for number, _ in held.values()}
+        if len(held) == len(needed) and len(attempts) <= 1:
+            taskmanagers = {partition: id for partition, (_, id) in held.items()}
+            stages[subtask] = DoneStage(next(iter(attempts), 0), taskmanagers)
+    return stages
 
 
 class _DoneStages:

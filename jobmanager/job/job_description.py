@@ -133,11 +133,7 @@ class JobDescription:
 
 def goes_on(graph: graph_pb2.JobGraph, plan: JobPlan, settings: JobSettings) -> bool:
     """Whether what one JobManager has deployed of a job can run on under the next."""
-    able = can_go_on(
-        plan,
-        takes_checkpoints=settings.checkpoints is not None,
-        has_rivals=settings.speculation is not None,
-    )
+    able = can_go_on(plan, has_rivals=settings.speculation is not None)
     return able and not (settings.keeps_in_jobmanager or _collects(graph))
 
 

@@ -23,11 +23,11 @@ from jobmanager.graph.execution_attempt import (
     ExecutionAttempt,
     SubtaskId,
 )
-from jobmanager.graph.job_plan import Exchange, JobPlan
+from jobmanager.graph.job_plan import JobPlan
 from jobmanager.graph.slot import Slot
 from jobmanager.job.failover import ALL
 from jobmanager.job.found_reads import Newest, checked_reads, newest_of
-from jobmanager.job.found_stages import DoneStage, done_stages, unbegun
+from jobmanager.job.found_stages import DoneStage, done_stages, known_stages, unbegun
 from jobmanager.job.groups import Group, GroupEvent
 from jobmanager.job.job_causes import not_taken_over
 from jobmanager.job.job_parts import Failed, JobParts, PartEffect
@@ -43,29 +43,20 @@ _GOES_ON = (
 )
 
 
-def can_go_on(plan: JobPlan, *, takes_checkpoints: bool = True, has_rivals: bool = True) -> bool:
-    """Whether attempts of a job can go on under another JobManager.
-
-    They cannot where a subtask may have two attempts, and where checkpoints are taken beside blocking exchanges: who
-    writes one reads all splits again, also those of which tasks know nothing any more once a checkpoint covers them.
+def can_go_on(plan: JobPlan, *, has_rivals: bool) -> bool:
+    """Whether attempts of a job can go on under another JobManager: where no subtask may have two of them.
 
     Args:
         plan: shape of the job.
-        takes_checkpoints: it does.
         has_rivals: attempts of it that are slow get others beside them, where their vertices allow it.
 
     Example:
-        >>> from jobmanager.graph.job_plan import EdgePlan, Partitioning, VertexPlan
-        >>> vertices = (VertexPlan("read", parallelism=2), VertexPlan("count", parallelism=2))
-        >>> def goes_on(exchange: Exchange) -> bool:
-        ...     edge = EdgePlan("e", "read", "count", Partitioning.HASH, exchange)
-        ...     return can_go_on(JobPlan(vertices, (edge,)))
-        >>> goes_on(Exchange.PIPELINED), goes_on(Exchange.BLOCKING)
+        >>> from jobmanager.graph.job_plan import VertexPlan
+        >>> plan = JobPlan((VertexPlan("read", 2, allows_rivals=True),), is_batch=True)
+        >>> can_go_on(plan, has_rivals=False), can_go_on(plan, has_rivals=True)
         (True, False)
     """
-    is_blocking = any(edge.exchange is Exchange.BLOCKING for edge in plan.edges)
-    is_double = has_rivals and plan.is_batch and any(v.allows_rivals for v in plan.vertices)
-    return not is_double and not (is_blocking and takes_checkpoints)
+    return not (has_rivals and plan.is_batch and any(v.allows_rivals for v in plan.vertices))
 
 
 class Takeover:
@@ -139,20 +130,12 @@ class Takeover:
     def _done(
         self, newest: Newest, restored: RestoredCheckpoint | None, event: job_events.AttemptsFound
     ) -> Mapping[SubtaskId, DoneStage]:
-        """What has finished and need not be found: without checkpoints what ``found_stages`` says, and with them what
-        the newest knows as finished, where nobody reads any more what it has kept."""
+        """What has finished and need not be found (``found_stages``)."""
         parts, regions = self._parts, self._parts.regions
         if parts.wiring is None:
             restarts = parts.failover.was_restarting
             return done_stages(regions, newest, event.located, lambda s: restarts(frozenset([s])))
-        finished = restored.finished if restored is not None else frozenset[SubtaskId]()
-        done = finished - newest.keys()
-        over = done | {s for s, one in newest.items() if one.state is AttemptState.FINISHED}
-        return {
-            subtask: DoneStage()
-            for subtask in done
-            if all(over.issuperset(group.consumers) for group in regions.written_by(subtask))
-        }
+        return known_stages(regions, newest, restored, event.located) if restored else {}
 
     def _unbegun(
         self,
@@ -275,8 +258,11 @@ class Takeover:
         if restored is not None:
             parts.graph.resume(restored.subtasks)
         parts.splits = SourceSplits(parts.plan, restored)
-        over = [s for s, one in newest.items() if one.state is AttemptState.FINISHED]
-        parts.splits.retire(over)
+        parts.splits.retire(s for s, one in newest.items() if one.state is AttemptState.FINISHED)
+        if parts.wiring is not None:
+            # Of what is given out again from the first split on, tasks know what no checkpoint covers.
+            for subtask in filter(parts.failover.is_rebuilt, newest):
+                parts.failover.tie(subtask)
         if parts.wiring is not None:
             parts.wiring.restored(restored, ())
             for one in newest.values():

@@ -3,7 +3,7 @@
 Aim: what a JobManager has deployed goes on under its successor, whatever else dies and whenever, and nothing is lost
 or doubled: neither splits, nor output that was being committed, nor checkpoints that were under way. Method: as in
 ``test_checkpoints_on_simulated_time``, with the deaths of JobManagers at moments that each seed draws, in jobs whose
-exchanges keep no rows, in those with caching ones and in batch jobs with blocking ones; nothing is begun again but by a failure, which
+exchanges keep no rows, in those with caching ones and in those with blocking ones; nothing is begun again but by a failure, which
 ``tests.support.simulated_failovers`` watches.
 """
 
@@ -19,11 +19,14 @@ from tests.support.simulated_jobs import JOBS
 from tests.support.simulated_kept_jobs import (
     batch,
     batch_join,
+    blocking_and_pipelined,
+    blocking_stages,
     caching,
     caching_memory,
     caching_twice,
     caching_windows,
     declared,
+    mixed,
     moving_liar,
     pipelines,
     pre_aggregated,
@@ -33,7 +36,7 @@ from tests.support.simulated_run import draw_run, simulate_run
 
 SEEDS, SEEDS_PER_TEST = range(4000, 4024), 6
 CACHING_SEEDS = range(4100, 4112)
-BATCH_SEEDS = range(4200, 4218)
+STAGED_SEEDS = range(4200, 4218)
 CACHING_JOBS = (
     caching,
     caching_memory,
@@ -45,11 +48,11 @@ CACHING_JOBS = (
     pre_aggregated,
     two_sinks,
 )
-BATCH_JOBS = (batch, batch_join)
+STAGED_JOBS = (batch, batch_join, blocking_and_pipelined, blocking_stages, mixed)
 _PAUSE_MAX_NS = 20_000_000
 _SURE_POINT = ("RUNNING", 3)
 """Every job comes to it, once it has been submitted; to others short runs do not come as often as is drawn."""
-_SURE_POINTS_IN_BATCH = (("RUNNING", 1), ("FINISHED", 2))
+_SURE_POINTS_OF_STAGES = (("RUNNING", 1), ("FINISHED", 2))
 """The first stage runs; subtasks of it are done, and others begin."""
 
 
@@ -63,10 +66,10 @@ def death(draws: random.Random, point: str, often: int) -> Trigger:
 def taken_over(seed: int) -> SimulatedCluster:
     """A run in which a JobManager dies as tasks begin and others wherever, and in every third little else does."""
     draws = random.Random(f"takeover {seed}")
-    jobs = CACHING_JOBS if seed in CACHING_SEEDS else BATCH_JOBS if seed in BATCH_SEEDS else JOBS
+    jobs = CACHING_JOBS if seed in CACHING_SEEDS else STAGED_JOBS if seed in STAGED_SEEDS else JOBS
     run = draw_run(seed, "hashmap", draws.choice(jobs).__name__)
     points = [draws.choice(_POINTS) for _ in range(draws.choice((1, 1, 2, 3)))]
-    sure = _SURE_POINTS_IN_BATCH if seed in BATCH_SEEDS else (_SURE_POINT,)
+    sure = _SURE_POINTS_OF_STAGES if seed in STAGED_SEEDS else (_SURE_POINT,)
     deaths = [death(draws, *point) for point in (*sure, *points)]
     others = () if draws.randrange(3) == 0 else run.faults.triggers
     faults = dataclasses.replace(run.faults, triggers=(*others, *deaths))
@@ -74,7 +77,7 @@ def taken_over(seed: int) -> SimulatedCluster:
 
 
 @pytest.mark.parametrize(
-    "first", [s for seeds in (SEEDS, CACHING_SEEDS, BATCH_SEEDS) for s in seeds[::SEEDS_PER_TEST]]
+    "first", [s for seeds in (SEEDS, CACHING_SEEDS, STAGED_SEEDS) for s in seeds[::SEEDS_PER_TEST]]
 )
 def test_what_one_jobmanager_has_deployed_goes_on_under_the_next(first):
     for seed in range(first, first + SEEDS_PER_TEST):
@@ -105,7 +108,7 @@ def test_the_seeds_cover_takeovers_of_what_keeps_rows():
 
 
 def test_the_seeds_cover_takeovers_between_and_in_the_midst_of_stages():
-    clusters = [taken_over(seed) for seed in BATCH_SEEDS]
+    clusters = [taken_over(seed) for seed in STAGED_SEEDS]
     assert sum(cluster.failovers.takeovers for cluster in clusters) >= 15
     untouched = [c for c in clusters if c.failovers.takeovers and not c.failovers.restarts]
     assert len(untouched) >= 6
