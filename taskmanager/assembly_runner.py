@@ -326,6 +326,7 @@ class TaskManagerAssembly:
             held_attempts=self._supervisor.held_attempts,
             ended_attempts=self._supervisor.ended_attempts,
             held_partitions=lambda: self._partition_keeper.held,
+            see_partitions=self._partition_keeper.see,
             spill_bytes=lambda: self._partition_keeper.spill_bytes,
             follow=self._follow,
             drop_all=self._supervisor.drop_all,

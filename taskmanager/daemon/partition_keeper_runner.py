@@ -117,6 +117,14 @@ class PartitionKeeper:
             self._given_up = set()
         await self._drop_given_up()
 
+    async def see(self) -> None:
+        """Sees what is held now; where the disk does not let it, what was seen last stays."""
+        try:
+            async with self._lock:
+                await self._scan()
+        except OSError as error:
+            self._log.warning("partitions.not_read", reason=str(error))
+
     async def _drop_given_up(self) -> None:
         for job_id in sorted(self._given_up):
             try:

@@ -80,6 +80,7 @@ class RegistrationRunner:
         held_attempts: what runs in them, for a JobManager that takes over.
         ended_attempts: what has run in processes that have ended, for the same.
         held_partitions: complete partitions on disk.
+        see_partitions: has that say what is there now, for a JobManager that takes over; None = it always does.
         spill_bytes: size of all files under the spill directory.
         follow: told cluster id and leader epoch of each registration, and the slots that are kept; ends what else
             ran for another leader; raises ``Fenced`` for an earlier leader of the same cluster.
@@ -99,6 +100,7 @@ class RegistrationRunner:
         held_slots: Callable[[], Sequence[internal_pb2.HeldSlot]],
         held_attempts: Callable[[], Sequence[internal_pb2.HeldAttempt]] = tuple,
         ended_attempts: Callable[[], Sequence[internal_pb2.AttemptId]] = tuple,
+        see_partitions: Callable[[], Awaitable[None]] | None = None,
         held_partitions: Callable[[], HeldPartitionsReport],
         spill_bytes: Callable[[], int] = int,
         follow: Callable[[str, int, Sequence[str]], Awaitable[None]],
@@ -114,6 +116,7 @@ class RegistrationRunner:
         self._held_slots = held_slots
         self._held_attempts = held_attempts
         self._ended_attempts = ended_attempts
+        self._see_partitions = see_partitions
         self._held_partitions = held_partitions
         self._spill_bytes = spill_bytes
         self._follow = follow
@@ -259,6 +262,8 @@ class RegistrationRunner:
         response: internal_pb2.RegisterTaskManagerResponse | None = None
         retry_s = _RETRY_FIRST_S
         while response is None:
+            if is_kept and self._see_partitions is not None:
+                await self._see_partitions()
             try:
                 answer = await self._client.register(self._request(incarnation))
                 await self._follow(answer.cluster_id, answer.leader_epoch, answer.kept_slot_ids)
