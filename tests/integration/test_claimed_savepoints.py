@@ -8,6 +8,7 @@ jobs into one directory.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections import Counter
@@ -65,9 +66,15 @@ def assert_complete(output: Path) -> None:
     assert found == Counter((n % KEYS, n // KEYS + 1) for n in range(ROWS))
 
 
-def inodes(directory: Path) -> set[int]:
-    with os.scandir(directory) as entries:  # files come and go: none is asked for its state
-        return {entry.inode() for entry in entries}
+def inodes(directory: Path) -> set[tuple[int, int]]:
+    """What a directory holds: a number alone is soon that of a new file."""
+    found = set()
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # files come and go
+                state = entry.stat()
+                found.add((state.st_ino, state.st_mtime_ns))
+    return found
 
 
 def saved(env: ps.Environment, tmp_path: Path) -> Path:
@@ -93,7 +100,7 @@ def test_files_of_a_claimed_savepoint_are_counted_and_go_when_nothing_names_them
     handle = env.submit("second", from_savepoint=path, claim=True)
     own = tmp_path / "checkpoints" / handle.job_id / "shared"
 
-    def left() -> set[int]:
+    def left() -> set[tuple[int, int]]:
         return theirs & inodes(own)
 
     claimed = handle.details().started_from.checkpoint_id

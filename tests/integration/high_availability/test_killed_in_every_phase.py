@@ -29,6 +29,7 @@ from tests.integration.high_availability.test_kept_rows_over_takeovers import (
     submitted as submitted_with_kept_rows,
 )
 from tests.support.elected_cluster import RATE, slots_of, submitted, token_of, written
+from tests.support.examples import RUNS_ALL
 from tests.support.jobs import DEADLINE_S
 from tests.support.processes import Deadline, wait_ended
 
@@ -138,6 +139,8 @@ def user_of(cluster: LocalCluster, handle: ps.JobHandle) -> str:
 
 
 RESTARTING = ("CancelTasks", "PrepareStart", "AllocateSlots", "DeployTasks", "deploy_tasks")
+if not RUNS_ALL:
+    RESTARTING = RESTARTING[::2]
 
 
 def test_during_the_restart_of_a_region_it_counts_once(points: FaultPoints, tmp_path: Path) -> None:

@@ -17,5 +17,5 @@ from tests.support.many_jobs import assert_jobs_leave_nothing
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
-def test_sixty_jobs_leave_nothing(tmp_path: Path) -> None:
-    assert_jobs_leave_nothing(tmp_path, first=20, then=40)
+def test_thirty_jobs_leave_nothing(tmp_path: Path) -> None:
+    assert_jobs_leave_nothing(tmp_path, first=10, then=20)

@@ -27,6 +27,7 @@ from tests.support.engines import (
     rows_of_penstock,
     rows_of_spark,
 )
+from tests.support.examples import number_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -226,7 +227,7 @@ def table(rows: list[dict[str, Any]]) -> pa.Table:
 
 def checked(examples: int) -> Callable[[Any], Any]:
     return settings(
-        max_examples=examples,
+        max_examples=number_of(examples),
         deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
