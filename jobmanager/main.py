@@ -40,6 +40,7 @@ from jobmanager.leadership.leadership_runner import LeadershipRunner
 from jobmanager.rpc.bound_port_runner import bind
 from jobmanager.stores.directory_lock import DirectoryLock
 from jobmanager.stores.leader_store import LeaderStore
+from jobmanager.traces.reporter_loader import check_reporter
 from penstock.client.addresses import format_address
 from penstock.client.announced_tokens import Announcement
 from penstock.config import Configuration
@@ -102,6 +103,8 @@ async def _serve_elected(
     tls: DaemonTls | None,
 ) -> None:
     """One of several JobManagers: stands by, and leads when it is its turn."""
+    # What cannot be had is said now, and not when it is this one's turn.
+    await asyncio.to_thread(check_reporter, config)
     use_s3(lambda: config.s3)
     kept = substore(config.high_availability_storage_dir, config.high_availability_cluster_id)
     lock = await asyncio.to_thread(DirectoryLock, directory / ROLE / config.jobmanager_id)

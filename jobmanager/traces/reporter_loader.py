@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from jobmanager.traces.span import ReportSpan
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from jobmanager.traces.otlp_runner import OtlpReporter
 
 _TYPE = "traces.reporter.type"
 _ENDPOINT = "traces.reporter.otel.exporter.endpoint"
@@ -37,8 +41,22 @@ def load_reporter(config: Configuration, cluster_id: str) -> Traces:
     Raises:
         ConfigurationError: it cannot be had.
     """
-    if config.traces_reporter_type == "none":
+    reporter_type = check_reporter(config)
+    if reporter_type is None:
         return Traces()
+    timeout_s = config.traces_timeout_ms / 1000
+    reporter = reporter_type(config.traces_endpoint, timeout_s, config.jobmanager_id, cluster_id)
+    return Traces(reporter.report, reporter.close)
+
+
+def check_reporter(config: Configuration) -> type[OtlpReporter] | None:
+    """What sends what is traced, which need not be needed yet; None = nothing is.
+
+    Raises:
+        ConfigurationError: it cannot be had.
+    """
+    if config.traces_reporter_type == "none":
+        return None
     endpoint = config.traces_endpoint
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -52,6 +70,4 @@ def load_reporter(config: Configuration, cluster_id: str) -> Traces:
             f"{_TYPE} is otel, but {error.name or error} is not installed here: "
             "pip install 'penstock[otel]', or set it to none"
         ) from error
-    timeout_s = config.traces_timeout_ms / 1000
-    reporter = OtlpReporter(endpoint, timeout_s, config.jobmanager_id, cluster_id)
-    return Traces(reporter.report, reporter.close)
+    return OtlpReporter

@@ -166,6 +166,22 @@ def test_what_cannot_be_traced_is_refused_at_the_start(
     assert word in str(refused.value)
 
 
+def test_who_stands_by_does_not_wait_for_its_turn_to_say_so(tmp_path: Path) -> None:
+    settings = {
+        "high-availability.type": "zookeeper",
+        "high-availability.zookeeper.quorum": "127.0.0.1:1",
+        "high-availability.storageDir": str(tmp_path / "storage"),
+        "jobmanager.rpc.port": 0,
+        "traces.reporter.type": "otel",
+        "traces.reporter.otel.exporter.endpoint": "collector:4317",
+    }
+    options = [part for key, value in settings.items() for part in ("-D", f"{key}={value}")]
+    command = [sys.executable, "-P", "-m", "jobmanager", "--dir", str(tmp_path / "dir"), *options]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert ended.returncode != 0
+    assert "no http:// or https:// address" in ended.stdout + ended.stderr
+
+
 def test_nothing_of_it_is_imported_where_it_is_off() -> None:
     code = "import sys, jobmanager.main, jobmanager.assembly_runner\nprint('opentelemetry' in sys.modules)"
     root = Path(__file__).parents[2]
