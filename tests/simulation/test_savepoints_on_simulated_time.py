@@ -14,7 +14,9 @@ from functools import partial
 
 import pytest
 
+from jobmanager.checkpoint.saved_checkpoints_store import SavedCheckpoints
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
+from penstock.pb import checkpoint_pb2
 from tests.support.simulated_cluster import SimulatedCluster
 from tests.support.simulated_faults import OFTEN, SAVEPOINTS, Faults, Trigger
 from tests.support.simulated_jobs import JOBS
@@ -76,6 +78,28 @@ def test_the_seeds_cover_what_they_are_for():
     wishes = [one for cluster in clusters for one in cluster.savepoints.asked]
     assert {one.wish for one in wishes if one.is_taken} == {one.wish for one in wishes}
     assert any(one.error for one in wishes)
+    assert any(of_checkpoint(cluster) for cluster in clusters)
+
+
+def of_checkpoint(cluster: SimulatedCluster) -> bool:
+    """Whether a savepoint that was taken is made of a checkpoint."""
+    made = cluster.savepoints
+    return any(one.is_taken and made.is_of_checkpoint(one.path) for one in made.asked)
+
+
+def test_a_savepoint_that_is_there_before_head_names_its_checkpoint_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def early(
+        saved_checkpoints: SavedCheckpoints, saved: checkpoint_pb2.CheckpointManifest
+    ) -> None:
+        saved_checkpoints._open(saved.properties.target).complete(saved)
+        saved_checkpoints._under_way = saved
+
+    seed = next(s for s in SEEDS if of_checkpoint(asked(s)))
+    monkeypatch.setattr(SavedCheckpoints, "bring", early)
+    with pytest.raises(AssertionError, match="HEAD does not name"):
+        asked.__wrapped__(seed)
 
 
 def test_a_savepoint_of_which_nobody_says_that_it_is_committed_is_noticed(

@@ -229,13 +229,13 @@ class SimulatedSavepoints:
         manifest = store.manifest
         assert manifest is not None
         self.host.tell("", f"savepoint {manifest.checkpoint_id} is complete")
-        if self._is_of_checkpoint(store.uri):
+        if self.is_of_checkpoint(store.uri):
             assert manifest.checkpoint_id == self.head_id(), (
                 f"HEAD does not name that of {store.uri}"
             )
         self.on_complete(store)
 
-    def _is_of_checkpoint(self, uri: str) -> bool:
+    def is_of_checkpoint(self, uri: str) -> bool:
         """Whether a savepoint is made of a checkpoint, which HEAD names first."""
         [asked] = [one for one in self.asked if one.path == uri]
         is_native = asked.format is SavepointFormat.NATIVE
