@@ -1,4 +1,5 @@
-"""Aim: whatever dies while a side is read first, every row finds its name, and comes once.
+"""Aim: whatever dies while a side is read first, every row finds its name, and comes once; whatever dies while a history is
+made or when live rows come behind it, each row comes once, in order, and what has been read is not made again.
 
 Method: real daemons. The side waits in the middle for a file, a process is killed, and when the job has begun again the
 file is made. What the job has written at its end is compared with what follows from the input.
@@ -18,16 +19,18 @@ import pytest
 
 import penstock as ps
 from penstock.pb import client_pb2
+from tests.integration import test_history_then_live as past
 from tests.integration.test_load_first import (
     NAMED,
     NameKeyed,
     airports,
+    await_checkpoint,
     await_running,
     check,
     flights,
     lines,
 )
-from tests.support.jobs import DEADLINE_S
+from tests.support.jobs import DEADLINE_S, await_details
 from tests.support.processes import DaemonCluster, is_alive, site, wait_ended
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(6)]
@@ -56,8 +59,8 @@ def cluster(shared: DaemonCluster) -> DaemonCluster:
 def kill(cluster: DaemonCluster, victim: str, handle: ps.JobHandle) -> None:
     """Kills something that the job runs in, and starts it again."""
     pids = {one["id"]: one["pid"] for one in cluster.daemons("taskmanager")}
-    subtask = handle.details().vertices[-1].subtasks[0]
-    taskmanager = pids[subtask.taskmanager_id]
+    subtasks = [vertex.subtasks[0] for vertex in handle.details().vertices]
+    taskmanager = pids[[s.taskmanager_id for s in subtasks if s.taskmanager_id][-1]]
     pid = {
         "slot": lambda: cluster.slot_pids(taskmanager)[0],
         "taskmanager": lambda: taskmanager,
@@ -124,6 +127,59 @@ def test_a_process_is_killed_while_the_side_is_read(
         assert lines(read) == 0, "the source that waits is not read"
         gate.touch()
         assert handle.wait(DEADLINE_S).status == "FINISHED"
+    check(written(output))
+
+
+def written(output: Path) -> list[SimpleNamespace]:
+    """The rows that a job has written."""
     found = [path for path in output.iterdir() if not path.name.startswith((".", "_"))]
-    rows = [json.loads(line) for path in found for line in path.read_text().splitlines()]
-    check([SimpleNamespace(**row) for row in rows])
+    lines = [line for path in found for line in path.read_text().splitlines()]
+    return [SimpleNamespace(**json.loads(line)) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("victim", "moment", "strategy", "backend"),
+    [
+        ("taskmanager", "live", "region", "rocksdb"),
+        ("slot", "history", "region", "hashmap"),
+        ("slot", "live", "full", "hashmap"),
+        ("taskmanager", "history", "region", "hashmap"),
+        ("jobmanager", "history", "region", "rocksdb"),
+        ("jobmanager", "live", "region", "hashmap"),
+    ],
+)
+def test_a_process_is_killed_on_either_side_of_the_cut(
+    cluster: DaemonCluster, tmp_path: Path, victim: str, moment: str, strategy: str, backend: str
+) -> None:
+    gate, made, read = tmp_path / "gate", tmp_path / "made", tmp_path / "read"
+    config = {
+        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+        "execution.checkpointing.interval": "50ms",
+        "jobmanager.execution.failover-strategy": strategy,
+        "state.backend.type": backend,
+        "restart-strategy.type": "fixed-delay",
+        "restart-strategy.fixed-delay.attempts": 20,
+        "restart-strategy.fixed-delay.delay": "50ms",
+    }
+    gates = {500: gate}
+    with ps.Environment(cluster.jobmanager, parallelism=2, config=config) as env:
+        history = env.source(past.history_of(made, gates if moment == "history" else None))
+        live = env.source(past.live_of(read, gates if moment == "live" else None))
+        past.ordered(history, live).write_json(str(tmp_path / "out"))
+        handle = env.submit("killed beside its history")
+        if moment == "history":
+            await_details(handle, lambda metrics, _: lines(made) > 6)
+        else:
+            await_checkpoint(handle)
+            await_details(handle, lambda metrics, _: lines(read) > 6)
+        before = lines(made)
+        kill(cluster, victim, handle)
+        if victim != "jobmanager":
+            await_restart(handle)
+        if moment == "history":
+            assert lines(read) == 0, "what waits is not read"
+        gate.touch()
+        assert handle.wait(DEADLINE_S).status == "FINISHED"
+    if moment == "live":
+        assert lines(made) == before, "history is not made again"
+    past.check(written(tmp_path / "out"))

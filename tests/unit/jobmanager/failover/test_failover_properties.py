@@ -148,7 +148,8 @@ def test_worse_failures_never_restart_less(
     before = tasks_to_restart(REGION, graph, failure.failed, failure.missing, failure.view)
     more_failed = failure.failed | few_of(data.draw, model.subtasks)
     worse = failure.available & some_of(data.draw, sorted(failure.available, key=str))
-    view = FailoverView(failure.started, failure.finished, worse.__contains__)
+    not_repeated = failure.view.not_repeated
+    view = FailoverView(failure.started, failure.finished, worse.__contains__, not_repeated)
     assert before <= tasks_to_restart(REGION, graph, more_failed, failure.missing, view)
     # What is to be restarted needs no more than itself: failing all of it changes nothing.
     assert before == tasks_to_restart(
