@@ -1,8 +1,9 @@
 """How the memory of a slot's state is divided among its databases and what stands before them.
 
 The limit is ``taskmanager.memory.managed.size``, or half of what the container may take where that is
-less. Of it, half is for the live tables of the write-back caches: a row costs microseconds where it is read from
-a block, whether that is cached or not, and a tenth of one in a table. An eighth is RocksDB's block cache, a sixteenth its
+less. Of it, nine sixteenths are for the live tables of the write-back caches (one of them holds half, and its size is a
+power of two of records with some bytes beside): a row costs microseconds where it is read from
+a block, whether that is cached or not, and a tenth of one in a table. A sixteenth is RocksDB's block cache, as much its
 write buffers (only range deletions go through them), as much tells new keys from those that the database has; all of them are
 shared by all databases of the slot. The rest is for what is being written: copies of records that changed while a
 snapshot was exported, entries on their way into files, and an interval between two looks at the sizes.
@@ -62,8 +63,8 @@ def memory_shares(limit_bytes: int, cgroup_limit_bytes: int | None) -> MemorySha
         limit_bytes = min(limit_bytes, cgroup_limit_bytes // 2)
     write_buffers = min(max(limit_bytes // 16, WRITE_BUFFER_BYTES_MIN), WRITE_BUFFER_BYTES_MAX)
     return MemoryShares(
-        block_cache_bytes=max(limit_bytes // 8, BLOCK_CACHE_BYTES_MIN),
+        block_cache_bytes=max(limit_bytes // 16, BLOCK_CACHE_BYTES_MIN),
         write_buffer_bytes=write_buffers,
-        cache_bytes=max(limit_bytes // 2, CACHE_BYTES_MIN),
+        cache_bytes=max(limit_bytes * 9 // 16, CACHE_BYTES_MIN),
         filter_bytes=limit_bytes // 16,
     )

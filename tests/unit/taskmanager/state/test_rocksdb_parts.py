@@ -388,11 +388,11 @@ def test_late_and_aborted_checkpoints_change_nothing() -> None:
 
 def test_memory_is_divided_below_both_limits() -> None:
     shares = memory_shares(1 << 30, None)
-    assert (shares.block_cache_bytes, shares.cache_bytes) == (128 << 20, 512 << 20)
+    assert (shares.block_cache_bytes, shares.cache_bytes) == (64 << 20, 576 << 20)
     assert shares.write_buffer_bytes == 32 << 20
     small = memory_shares(1 << 30, 256 << 20)
     assert small == memory_shares(128 << 20, None)
-    assert small.cache_bytes == 64 << 20
+    assert small.cache_bytes == 72 << 20
     tiny = memory_shares(1 << 20, None)
     assert tiny.cache_bytes == 4 << 20
 
