@@ -36,6 +36,7 @@ from taskmanager.kernels.record_versions import (
 )
 from taskmanager.kernels.slot_table import CROWDED_PERCENT, NO_NULLS, FixedKeyRecords
 
+EVERYTHING: Final = slice(None)
 SEEN_BITS: Final = 63
 """Accumulators that share one word of seen bits."""
 
@@ -217,9 +218,9 @@ class RecordTable:
         found: Int64Array = self._slots.records[self._slots.occupied(), self._slots.index_column]
         return found
 
-    def key_batch(self) -> KeyBatch:
-        """All keys, ready to be used on another table."""
-        return self._slots.keys_at(self._slots.occupied())
+    def key_batch(self, chosen: Int64Array | slice = EVERYTHING) -> KeyBatch:
+        """All keys, or those of some records by their place in the order of ``rows``; ready to be used on another table."""
+        return self._slots.keys_at(self._slots.occupied()[chosen])
 
     def keys(self) -> list[pa.Array]:
         """All keys as arrays of the key types."""
@@ -233,9 +234,9 @@ class RecordTable:
         """Per accumulator bool[len], False where no value was added; None where all have one."""
         return self._validity_at(self._slots.occupied())
 
-    def rows(self) -> Rows:
-        """All records."""
-        return self._rows_at(self._slots.occupied())
+    def rows(self, chosen: Int64Array | slice = EVERYTHING) -> Rows:
+        """All records, or some by their place in this order."""
+        return self._rows_at(self._slots.occupied()[chosen])
 
     def row_versions(self) -> Int64Array:
         """The version of every record, in the order of ``rows``: int64[len]."""

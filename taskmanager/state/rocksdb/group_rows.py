@@ -26,7 +26,7 @@ from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.group_table import GroupTable, TableInputs, TableRows
 from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.rocksdb.cache_host import TableHome
-from taskmanager.state.rocksdb.entry_batches import concat_rows, sorted_entries, take_rows
+from taskmanager.state.rocksdb.entry_batches import PART_ENTRIES, concat_rows, sorted_entries
 from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Entries, KeyedSpill
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.run_format import plain_keys
@@ -161,12 +161,12 @@ class StoredGroupTable(GroupTable, KeyedSpill):
             return
         kept = None
         if self._is_plain and not everything:
-            rows, ages = self._records.rows(), self._records.row_versions()
+            ages = self._records.row_versions()
             by_age = np.argpartition(ages, len(ages) // 2)
             oldest, newest = np.split(by_age, [len(ages) - len(ages) // 2])
-            self._note_stored(rows.keys.take(oldest))
-            kept = take_rows(rows, newest)
-            del rows
+            for start in range(0, len(oldest), PART_ENTRIES):
+                self._note_stored(self._records.key_batch(oldest[start : start + PART_ENTRIES]))
+            kept = self._records.rows(newest)
         else:
             self._note_stored(self._cached_keys())
         self._forget(0 if kept is None else len(kept.keys))

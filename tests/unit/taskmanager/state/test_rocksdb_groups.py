@@ -281,6 +281,20 @@ def test_a_full_cache_goes_out_and_comes_back(directory: Path, filter_bytes: int
     assert not any(directory.iterdir())
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 5])
+def test_half_of_a_small_table_stays(directory: Path, count: int) -> None:
+    cluster = Cluster(directory)
+    cluster.start(1)
+    backend = cluster.backends[0]
+    table = backend.group_table("state", 0, descriptor())
+    update(backend, 0, INT_KEY, [((key,), 1) for key in range(count)])
+    backend._slot_memory._cache_bytes = -1
+    backend._shrink()
+    assert len(table._records) == count // 2
+    assert len(content_of(table)) == count
+    cluster.close()
+
+
 @pytest.mark.parametrize("key_types", [INT_KEY, WIDE_KEY], ids=["int", "wide"])
 def test_new_keys_are_not_read(
     directory: Path, monkeypatch: pytest.MonkeyPatch, key_types: tuple[pa.DataType, ...]
