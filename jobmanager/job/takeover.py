@@ -254,7 +254,9 @@ class Takeover:
 
     def _note_restored(self, newest: Newest, restored: RestoredCheckpoint | None) -> None:
         parts = self._parts
-        parts.restored_checkpoint_id = max(one.restored_from for one in newest.values())
+        parts.restored_checkpoint_id = max(
+            (one.restored_from for one in newest.values()), default=0
+        )
         if restored is not None:
             parts.graph.resume(restored.subtasks)
         parts.splits = SourceSplits(parts.plan, restored)
