@@ -76,7 +76,7 @@ class LocalFirstReader(SnapshotReader):
         for target, handle in wanted.items():
             path = self._file_of(handle)
             if path is not None and _has_size(path, handle.size_bytes) and _take(path, target):
-                self.local_bytes += handle.size_bytes
+                self.local_bytes += 0 if path in self._unread else handle.size_bytes
                 self._unread[path] = handle
             else:
                 self._count_store(handle, handle.size_bytes)
@@ -92,6 +92,7 @@ class LocalFirstReader(SnapshotReader):
         ]
         for path in damaged:
             path.unlink(missing_ok=True)
+            self.local_bytes -= self._unread.pop(path).size_bytes
         return bool(damaged)
 
     def _count_store(self, handle: checkpoint_pb2.StateHandle, size_bytes: int) -> None:

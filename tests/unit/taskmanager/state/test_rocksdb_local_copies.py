@@ -151,8 +151,12 @@ def test_damage_that_lets_no_table_be_opened_costs_none(
 ) -> None:
     path = home.table_copy(written)
     change(path, path_size(written) - 3)
-    with home.open(written) as backend:
+    files = home.files()
+    with home.open(written, files=files) as backend:
         assert counts(backend) == KEYS
+    local, stored = files.count_restored()
+    assert stored == path_size(written)
+    assert 0 <= local < stored
     assert not path.exists()
 
 
