@@ -208,13 +208,15 @@ class DispatcherRunner:
             if start is not None and start.is_claim:
                 await self._checks.claim(start)
             now_ms = self._clock.now_ms()
-            await self._records.run("store", partial(self._store.save, job_id, graph, now_ms))
+            first_attempt = await self._records.run(
+                "store", partial(self._store.save, job_id, graph, now_ms)
+            )
             if job_id in self.jobs:
                 return
             if self._stopping:  # nobody has been told of it
                 await self._records.run("remove", partial(self._store.remove, job_id))
                 self._check_not_stopping()
-            self._begin(job, now_ms, self._options(job))
+            self._begin(job, now_ms, self._options(job, first_attempt=first_attempt))
         self._log.info("job.accepted", job_id=job_id, name=graph.name)
         if job.settings.warning:
             self._log.warning("job.without_checkpoints", job_id=job_id, reason=job.settings.warning)
@@ -225,11 +227,13 @@ class DispatcherRunner:
         if self._stopping:
             raise JobRejected("the JobManager is stopping: submit the job to its successor")
 
-    def _options(self, job: JobDescription, stored: StoredJob | None = None) -> JobOptions:
+    def _options(
+        self, job: JobDescription, stored: StoredJob | None = None, *, first_attempt: int = 0
+    ) -> JobOptions:
         """How a job is run, that an earlier JobManager may have stored."""
         record = job_record_pb2.StoredJob() if stored is None else stored.record
         return job.options(
-            record.attempts_end,
+            max(record.attempts_end, first_attempt),
             stored is not None,
             record.operations,
             record.taskmanagers,

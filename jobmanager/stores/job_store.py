@@ -69,8 +69,12 @@ class JobStore:
 
     # ------------------------------------------------------------ the life of a job
 
-    def save(self, job_id: str, graph: graph_pb2.JobGraph, submitted_at_ms: int) -> None:
+    def save(self, job_id: str, graph: graph_pb2.JobGraph, submitted_at_ms: int) -> int:
         """Stores a job; when this returns, every later leader will find it. May be repeated.
+
+        Returns:
+            The first attempt number that nobody may have used: a leader that did not acknowledge the job may have
+            begun it.
 
         Raises:
             Fenced: another JobManager leads: the job is not to be acknowledged.
@@ -91,6 +95,7 @@ class JobStore:
             with suppress(StreamError):
                 record.change(_mark_removed)
             raise
+        return record.own().attempts_end
 
     def stored(self) -> list[StoredJob]:
         """All jobs of earlier JobManagers, those submitted first before the others.
@@ -376,7 +381,12 @@ class _Record:
         with self._lock:
             if self._now is not None:
                 return
-            self._take_over(lambda _: first)
+
+            def claimed(found: job_record_pb2.StoredJob | None) -> job_record_pb2.StoredJob:
+                first.attempts_end = 0 if found is None else found.attempts_end
+                return first
+
+            self._take_over(claimed)
 
     def change(self, note: Callable[[job_record_pb2.StoredJob], None]) -> None:
         """Replaces it by what ``note`` makes of it."""

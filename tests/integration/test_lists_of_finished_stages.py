@@ -12,8 +12,10 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typing_extensions import override
 
 import penstock as ps
 from penstock.pb import checkpoint_pb2, client_pb2
@@ -23,6 +25,16 @@ from tests.support.jobs import DEADLINE_S
 from tests.support.processes import DaemonCluster, site, wait_ended
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
+
+
+class Both(ps.CoProcessFunction):
+    """Passes on the rows of both; neither is read before the other."""
+
+    @override
+    def process_left(self, row: Any, ctx: ps.ProcessContext, out: ps.Collector) -> None:
+        out.emit(row)
+
+    process_right = process_left
 
 
 @pytest.fixture
@@ -87,7 +99,7 @@ def test_lists_of_a_stage_are_kept_whatever_of_it_is_done_again(
         watched = stage.process(watcher(redistribute, 1, notes, [201]), schema=SEEN)
         first = watched.select(n=ps.col("subtask")).exchange("blocking").rebalance()
         other = env.source(Gated([[end], [end], [end]])).rebalance()
-        first.union(other).map(lambda row: row, schema=ROW).discard()
+        first.connect(other).process(Both(), schema=ROW).discard()
         handle = env.submit("stages")
         vertex = "v0"
         await_states(handle, finished=2, begun=3, restarts=0)

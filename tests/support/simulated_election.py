@@ -315,8 +315,8 @@ class Candidate:
         if self._attempts_end is None:
             stored = self._jobs.read(JOB_ID)
             if stored is None:
-                self._jobs.save(JOB_ID, graph_pb2.JobGraph(name="job"), 1)
-                self._attempts_end = 0
+                graph = graph_pb2.JobGraph(name="job")
+                self._attempts_end = self._jobs.save(JOB_ID, graph, 1)
                 return
             if stored.problem:
                 raise LedNoMore(stored.problem)

@@ -145,6 +145,22 @@ def test_a_job_is_acknowledged_by_who_leads_and_by_nobody_else() -> None:
     assert (job.record.submitted_at_ms, job.problem) == (2, "")
 
 
+def test_numbers_of_attempts_of_a_leader_that_did_not_acknowledge_a_job_are_not_used_again() -> (
+    None
+):
+    kept, jobs = two()
+    old = lead(kept, jobs)
+    assert old.save(JOB, GRAPH, 1) == 0
+    old.reserve_attempts(JOB, 10)
+    # The answer to its client was lost, who asks the next leader; that has not read the record.
+    new = lead(kept, jobs)
+    assert new.save(JOB, GRAPH, 2) == 10
+    new.reserve_attempts(JOB, 20)
+    assert new.save(JOB, GRAPH, 3) == 20, "its client asks once more"
+    [job] = lead(kept, jobs).stored()
+    assert job.record.attempts_end == 20
+
+
 def test_a_graph_without_a_record_was_never_acknowledged() -> None:
     kept, jobs = two()
     jobs.put(f"{JOB}/graph-0", [b"x"])
