@@ -71,6 +71,11 @@ def open_store(uri: str, *, is_private: bool = True) -> ObjectStore:
     )
 
 
+def directory_of(store: ObjectStore) -> Path | None:
+    """The directory whose files the objects of a store are, for who hands them to others; None = they are no files."""
+    return store.root if isinstance(store, LocalStore) else None
+
+
 def is_s3(uri: str) -> bool:
     """Whether it names something on S3."""
     return uri[:5].lower() == "s3://"

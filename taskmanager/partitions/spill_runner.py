@@ -18,9 +18,8 @@ from typing_extensions import override
 
 from penstock.errors import StoreCorrupt, StoreTransient, StreamError
 from penstock.partition_id import PartitionId
-from penstock.storage.local_store import LocalStore
 from penstock.storage.object_store import ObjectStore
-from penstock.storage.open_store import open_store
+from penstock.storage.open_store import directory_of, open_store
 from taskmanager.network.transport import Post
 from taskmanager.partitions.exchange_cache import WrittenFiles
 from taskmanager.partitions.kept_partition import PartitionFiles
@@ -128,13 +127,8 @@ class SpillRunner:
         Raises:
             StoreCorrupt, StoreTransient: its index is damaged, or cannot be read now.
         """
-        root = self._root
-        if shared:
-            store = self._open_store(shared)
-            if not isinstance(store, LocalStore):
-                return None
-            root = store.root
-        return SealedStore(root).find(job_id, partition_id)
+        root = directory_of(self._open_store(shared)) if shared else self._root
+        return None if root is None else SealedStore(root).find(job_id, partition_id)
 
     def _shared_place(
         self, job_id: str, partition_id: PartitionId, choice: FormatChoice, shared: str
