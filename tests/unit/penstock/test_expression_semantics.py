@@ -272,7 +272,7 @@ BIG = pa.RecordBatch.from_pydict(
         (col("x") % 0.75, lambda x, f: x % 0.75),
         (fn.max_element_wise(col("x"), col("f"), skip_nulls=False), lambda x, f: max(float(x), f)),
     ],
-    ids=str,
+    ids=["*", "1-", "+", "**", "/", "//", "%", "max"],
 )
 def test_integers_of_64_bits_beside_floats_are_floats(
     expression: ps.Expr, python: Callable[[int, float], float]
