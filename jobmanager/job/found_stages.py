@@ -96,7 +96,7 @@ def known_stages(
         if numbers.get(KeptOutput(one.edge_id, one.producer.subtask)) == {one.producer.attempt}
     }
     done = restored.finished - newest.keys()
-    over = done | {s for s, one in newest.items() if one.state is AttemptState.FINISHED}
+    over = done | {s for s, one in newest.items() if _has_all(one)}
     stages: dict[SubtaskId, DoneStage] = {}
     for subtask in done:
         needed = [
@@ -141,7 +141,7 @@ class _DoneStages:
         self._numbers: dict[SubtaskId, set[int]] = {}
         for partition, number in self._holders:
             self._numbers.setdefault(partition.producer, set()).add(number)
-        self._over = {s for s, one in newest.items() if one.state is AttemptState.FINISHED}
+        self._over = {s for s, one in newest.items() if _has_all(one)}
 
     def find(self) -> dict[SubtaskId, DoneStage]:
         found: dict[SubtaskId, DoneStage] = {}
@@ -236,7 +236,7 @@ def unbegun(
 
 
 def _has_all(one: job_events.FoundAttempt) -> bool:
-    """Whether all that it writes has been written."""
+    """Whether it has read all that it reads, and written all that it writes: it has finished, or waits to commit."""
     waits = any(isinstance(said, job_events.EndOfDataReported) for said in one.said)
     return one.state is AttemptState.FINISHED or waits
 

@@ -113,7 +113,9 @@ class Takeover:
             gone = sorted(parts.groups.all - newest.keys() - done - late)
             cause = failures[0] if failures else not_taken_over(gone, sorted(broken))
             failed = ALL if broken == parts.groups.all else broken
-            is_free = parts.options.begins_again and not (failures or gone)
+            # What had done its work has not failed: only what checkpoints need of it is known to nobody.
+            is_lost = any(subtask not in event.ended for subtask in gone)
+            is_free = parts.options.begins_again and not (failures or is_lost)
             resumes = parts.failover.was_restarting(broken) or self._were_ended(newest, broken)
             effects.append(Failed(cause, failed, is_free=is_free, resumes=resumes))
         return effects
