@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections import Counter
@@ -137,9 +138,10 @@ def footprint(cluster: LocalCluster, directories: Sequence[Path], quorum: str) -
         sockets += Path("/tmp").glob(f"penstock-{daemon.pid}-*")
     logs = cluster.directory / "logs"
     for directory in (*directories, *sockets):
-        for path in directory.rglob("*"):
-            if not path.is_relative_to(logs):
-                found.files[_UNIQUE.sub("*", str(path))] += 1
+        for at, directories_in, files in os.walk(directory):  # which bears that daemons remove some
+            for path in (Path(at, name) for name in (*directories_in, *files)):
+                if not path.is_relative_to(logs):
+                    found.files[_UNIQUE.sub("*", str(path))] += 1
     return replace(found, logs=sum(1 for path in logs.rglob("*.log*")))
 
 
