@@ -2,8 +2,7 @@
 
 A JobManager that stops suspends the jobs that its successor can go on with, and fails the others.
 
-Invariants: a job that was acknowledged is stored; submitting a job id again changes nothing; a bug in one job's
-actor ends that job only (quarantine: it fails, its story is logged, its slots are freed).
+Invariants: an acknowledged job is stored; submitting an id again changes nothing; a bug in one job's actor ends it only.
 """
 
 from __future__ import annotations
@@ -200,23 +199,21 @@ class DispatcherRunner:
         await self._checks.check_shared_spill(job, self._cluster.partitions.shared)
         if start is not None:
             check_takes_checkpoints(job)
-        # While that was waited for, it may have come once more.
-        if job_id in self.jobs:
+        if job_id in self.jobs:  # it has come once more meanwhile
             return
         self._check_not_stopping()
         with self._cluster.partitions.checked(graph):
             if start is not None and start.is_claim:
                 await self._checks.claim(start)
             now_ms = self._clock.now_ms()
-            first_attempt = await self._records.run(
-                "store", partial(self._store.save, job_id, graph, now_ms)
-            )
+            save = partial(self._store.save, job_id, graph, now_ms)
+            unused = await self._records.run("store", save)
             if job_id in self.jobs:
                 return
             if self._stopping:  # nobody has been told of it
                 await self._records.run("remove", partial(self._store.remove, job_id))
                 self._check_not_stopping()
-            self._begin(job, now_ms, self._options(job, first_attempt=first_attempt))
+            self._begin(job, now_ms, self._options(job, None, unused))
         self._log.info("job.accepted", job_id=job_id, name=graph.name)
         if job.settings.warning:
             self._log.warning("job.without_checkpoints", job_id=job_id, reason=job.settings.warning)
@@ -227,13 +224,11 @@ class DispatcherRunner:
         if self._stopping:
             raise JobRejected("the JobManager is stopping: submit the job to its successor")
 
-    def _options(
-        self, job: JobDescription, stored: StoredJob | None = None, *, first_attempt: int = 0
-    ) -> JobOptions:
+    def _options(self, job: JobDescription, stored: StoredJob | None, unused: int) -> JobOptions:
         """How a job is run, that an earlier JobManager may have stored."""
         record = job_record_pb2.StoredJob() if stored is None else stored.record
         return job.options(
-            max(record.attempts_end, first_attempt),
+            unused,
             stored is not None,
             record.operations,
             record.taskmanagers,
@@ -283,7 +278,8 @@ class DispatcherRunner:
         return record
 
     def _begin_again(self, job: JobDescription, stored: StoredJob) -> JobRecord:
-        return self._begin(job, stored.record.submitted_at_ms, self._options(job, stored))
+        options = self._options(job, stored, stored.record.attempts_end)
+        return self._begin(job, stored.record.submitted_at_ms, options)
 
     async def _supervise(self, job: JobDescription, runner: JobMasterRunner) -> None:
         """Runs a job's actor; whatever goes wrong in it, or at its end, stays in here."""

@@ -14,7 +14,7 @@ from jobmanager.checkpoint.completed_checkpoint import SnapshotSummary
 from jobmanager.checkpoint.pending import summarize
 from jobmanager.messages import job_effects, job_events
 from jobmanager.traces.span import Span, Value
-from penstock.storage.checkpoint_properties import CheckpointKind, CheckpointProperties
+from penstock.storage.checkpoint_properties import CheckpointProperties
 
 PENDING_MAX: Final = 64
 
@@ -139,14 +139,14 @@ class CheckpointSpans:
             parts.append(
                 Span("notify", pending.stored_ms, now_ms, {"penstock.subtasks": pending.told})
             )
-        kind = pending.properties.kind
+        properties = pending.properties
         return Span(
-            "savepoint" if kind is CheckpointKind.SAVEPOINT else "checkpoint",
+            "savepoint" if properties.is_savepoint or properties.is_saved else "checkpoint",
             pending.triggered_ms,
             now_ms,
             {
                 "penstock.checkpoint.id": checkpoint_id,
-                "penstock.checkpoint.behind": pending.properties.behind.name.lower(),
+                "penstock.checkpoint.behind": properties.behind.name.lower(),
                 "penstock.checkpoint.acknowledged": sum(v.count for v in pending.vertices.values()),
                 "penstock.checkpoint.state_bytes": pending.state_bytes,
                 **_numbers(total),

@@ -16,7 +16,7 @@ import pytest
 
 import penstock as ps
 from tests.integration.conftest import NewEnvironment
-from tests.support.file_sinks import read
+from tests.support.file_sinks import read, visible
 from tests.support.jobs import DEADLINE_S, await_details
 
 pytestmark = pytest.mark.integration
@@ -74,7 +74,8 @@ def test_over_a_kill_a_savepoint_and_a_fork(
         "state.backend.type": backend,
     }
     output, marker, other = tmp_path / "out", tmp_path / "killed", tmp_path / "other"
-    env = new_env(2, config)
+    subtasks = 2
+    env = new_env(subtasks, config)
     build(env, output, marker, RATE)
     handle = env.submit("original")
     await_details(handle, lambda _metrics, state: marker.exists() and state == "RUNNING")
@@ -82,8 +83,10 @@ def test_over_a_kill_a_savepoint_and_a_fork(
     await_details(handle, lambda _m, _s: handle.details().last_checkpoint_id > restored + 2)
     assert written(output) == []
     path = handle.savepoint(str(tmp_path / "savepoints"))
+    # It is certain by then that what it covers is published; each subtask does it when it hears of that.
+    await_details(handle, lambda _m, _s: len(visible(output)) >= subtasks)
     published = written(output)
-    assert published
+    assert len(visible(output)) == subtasks
     assert len(published) < ROWS
     assert handle.wait(DEADLINE_S).status == "FINISHED"
     assert written(output) == list(range(ROWS))
