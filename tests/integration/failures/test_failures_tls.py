@@ -30,6 +30,7 @@ from tests.support.certificates import (
     expired,
     not_yet_valid,
 )
+from tests.support.jobs import await_details
 from tests.support.ledger_job import LedgerJob
 from tests.support.other_users import (
     connected_by_nobody,
@@ -146,6 +147,7 @@ def test_slots_listen_to_nobody_outside(guarded: DaemonCluster, files: Certifica
     with ps.Environment(guarded.jobmanager, parallelism=2, config=config) as env:
         env.generate(_numbers, rate=10_000).discard()
         handle = env.submit("numbers")
+        await_details(handle, lambda _, state: state == "RUNNING")
         (daemon,) = guarded.daemons("taskmanager")
         listening = {
             child.name()

@@ -30,8 +30,8 @@ from penstock.client.client import Client
 from penstock.client.client_tls import ClientTls
 from penstock.client.job import JobHandle
 from tests.support.certificates import CertificateFiles, certificate_files
-from tests.support.jobs import await_details, cancel
-from tests.support.processes import DaemonCluster, Site, site
+from tests.support.jobs import DEADLINE_S, await_details, cancel
+from tests.support.processes import DaemonCluster, Deadline, Site, site
 from tests.support.radosgw import RadosGateway, s3_options
 from tests.support.zookeeper import ZookeeperServer, ensemble, quorum
 
@@ -240,6 +240,13 @@ def look_at_files(found: Found, directory: Path) -> None:
 
 
 def look_into_the_bucket(found: Found, client: Any) -> None:
+    deadline = Deadline("a manifest of a checkpoint", DEADLINE_S)
+    while not any(one.startswith("object checkpoints/") for one in found.where(WORD)):
+        deadline.left()  # the job's next checkpoint may have come between the list and the look
+        look_at_objects(found, client)
+
+
+def look_at_objects(found: Found, client: Any) -> None:
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET):
         for one in page.get("Contents", ()):
             with contextlib.suppress(client.exceptions.NoSuchKey):  # the job runs on
