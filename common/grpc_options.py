@@ -13,7 +13,7 @@ A ping is answered by gRPC's own threads: a daemon that is only busy answers.
 
 from __future__ import annotations
 
-from penstock.client.protocol import MESSAGE_SIZE_MAX_BYTES, METADATA_SIZE_MAX_BYTES
+from penstock.client.protocol import TRANSPORT_OPTIONS
 
 PING_INTERVAL_MS = 1_000
 WATCH_TIMEOUT_MS = 1_000
@@ -23,12 +23,6 @@ _CONNECT_TIMEOUT_MS = 2_000
 
 Options = list[tuple[str, int]]
 
-_SIZES: Options = [
-    ("grpc.max_receive_message_length", MESSAGE_SIZE_MAX_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_SIZE_MAX_BYTES),
-    ("grpc.max_metadata_size", METADATA_SIZE_MAX_BYTES),
-]
-
 
 def channel_options(ping_timeout_ms: int = WATCH_TIMEOUT_MS) -> Options:
     """Options of a daemon's channel to another daemon.
@@ -37,7 +31,7 @@ def channel_options(ping_timeout_ms: int = WATCH_TIMEOUT_MS) -> Options:
         ping_timeout_ms: silence after a ping that breaks the connection and fails the calls on it.
     """
     return [
-        *_SIZES,
+        *TRANSPORT_OPTIONS,
         ("grpc.keepalive_time_ms", PING_INTERVAL_MS),
         ("grpc.keepalive_timeout_ms", ping_timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -55,7 +49,7 @@ def server_options() -> Options:
     call decide how long they wait.
     """
     return [
-        *_SIZES,
+        *TRANSPORT_OPTIONS,
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", PING_INTERVAL_MS // 2),
         ("grpc.http2.max_ping_strikes", 0),

@@ -26,7 +26,7 @@ from penstock.client.grpc_errors import (
     is_ours,
     unanswered,
 )
-from penstock.client.protocol import MESSAGE_SIZE_MAX_BYTES, METADATA_SIZE_MAX_BYTES
+from penstock.client.protocol import TRANSPORT_OPTIONS
 from penstock.client.shielded import shielded
 from penstock.errors import JobManagerUnreachable, NotLeader, ProtocolMismatch, StreamError
 from penstock.pb import client_pb2_grpc
@@ -34,9 +34,7 @@ from penstock.pb import client_pb2_grpc
 _LEADER_PAUSE_S = 0.1
 
 _OPTIONS = [
-    ("grpc.max_receive_message_length", MESSAGE_SIZE_MAX_BYTES),
-    ("grpc.max_send_message_length", MESSAGE_SIZE_MAX_BYTES),
-    ("grpc.max_metadata_size", METADATA_SIZE_MAX_BYTES),
+    *TRANSPORT_OPTIONS,
     # A JobManager that vanishes without a word is noticed by pings, also in the middle of a stream.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 5_000),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 PROTOCOL_VERSION = 1
 """Counts incompatible changes of the gRPC services; ``Hello`` refuses another one."""
 
@@ -13,6 +15,19 @@ CHUNK_SIZE_BYTES = 1024 * 1024
 
 METADATA_SIZE_MAX_BYTES = 64 * 1024
 """Largest gRPC metadata: an error with the user's traceback travels as metadata."""
+
+WINDOW_BYTES = 4 * 1024 * 1024
+"""What a peer may send on a stream ahead of who reads it. gRPC's own estimate of it grows with the time that a busy
+machine takes to answer, to hundreds of megabytes."""
+
+TRANSPORT_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MESSAGE_SIZE_MAX_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_SIZE_MAX_BYTES),
+    ("grpc.max_metadata_size", METADATA_SIZE_MAX_BYTES),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+)
+"""Of every channel and server of gRPC."""
 
 PARENT_DEATH_VARIABLE = "PENSTOCK_PARENT_DEATH"
 """Set to 1 in a daemon's environment: it ends when the process that started it ends. Meant for that

@@ -18,7 +18,6 @@ from penstock.client import arrived_rows, collected
 from penstock.client.client import Client
 from penstock.local.local_cluster import LocalCluster
 from penstock.pb import client_pb2
-from tests.support.examples import RUNS_ALL
 from tests.support.processes import Site, site
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
@@ -223,10 +222,6 @@ with ps.Environment(sys.argv[1], parallelism=2) as env:
 """
 
 
-@pytest.mark.skipif(
-    not RUNS_ALL,
-    reason="beside much other work it is over its bound at times: make test-all runs it",
-)
 def test_a_loop_needs_bounded_memory(cluster: LocalCluster, place: Site) -> None:
     script = place.directory / "memory.py"
     script.write_text(MEMORY)
