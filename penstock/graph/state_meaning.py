@@ -19,11 +19,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import pyarrow as pa
 
 from penstock.pb import graph_pb2
-from penstock.rows.schema import schema_from_bytes
+from penstock.rows.schema import schema_from_bytes, user_schema
 from penstock.storage.key_types import value_type
 
 _KEYED = frozenset({"process", "window_aggregate", "window_function", "running_aggregate", "join"})
 _WINDOWS = frozenset({"window_aggregate", "window_function"})
+_ROWS = frozenset({"window_function", "join"})
 _AGGREGATES = frozenset({"window_aggregate", "running_aggregate"})
 _KINDS = {
     graph_pb2.WINDOW_KIND_TUMBLING: "tumbling",
@@ -113,6 +114,9 @@ def _changes(stored: graph_pb2.Operator, now: graph_pb2.Operator, spec: str) -> 
         yield from _changed_aggregates(stored, now)
     if spec == "join":
         yield from _changed_join(old, new)
+    if spec in _ROWS:
+        yield from _changed_rows(stored.input_schema, now.input_schema)
+        yield from _changed_rows(stored.second_input_schema, now.second_input_schema)
 
 
 def _changed_keys(
@@ -140,6 +144,21 @@ def _changed_aggregates(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> 
         after = new.get(name)
         if after is not None and after != before:
             yield f"aggregate {name!r} was stored as {before}, and is {after} now"
+
+
+def _changed_rows(before: bytes, after: bytes) -> Iterator[str]:
+    """What windows with functions, and joins, hold are rows as they came."""
+    if not before or not after:
+        return
+    old, new = (
+        ", ".join(
+            f"{field.name}: {value_type(field.type)}"
+            for field in user_schema(schema_from_bytes(each))
+        )
+        for each in (before, after)
+    )
+    if old != new:
+        yield f"the rows that it holds were stored as ({old}), and are ({new}) now: give it another uid"
 
 
 def _changed_join(old: graph_pb2.JoinSpec, new: graph_pb2.JoinSpec) -> Iterator[str]:

@@ -86,6 +86,29 @@ def joined(**options: Any) -> Callable[[Any], Any]:
     return build
 
 
+def reduced(stream: Any) -> Any:
+    return stream.key_by("key").window(TUMBLING).reduce(lambda one, two: one)
+
+
+class Listed(ps.WindowFunction):
+    """Is given all rows."""
+
+    def process(self, key: Any, window: Any, rows: Any, out: Any) -> None:
+        """Nothing."""
+
+
+def processed(stream: Any) -> Any:
+    return stream.key_by("key").window(TUMBLING).process(Listed(), schema={"n": "int64"})
+
+
+def with_more(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda stream: build(stream.with_columns(more=ps.col("n")))
+
+
+def without_name(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda stream: build(stream.drop("name"))
+
+
 TUMBLING = ps.tumbling("1 min")
 CHANGES = {
     "size": (
@@ -138,6 +161,10 @@ CHANGES = {
         "-5000 to 5000 ms around each row, and joins from -5000 to 6000",
     ),
     "join": (joined(within=(0, "5s")), joined(window=TUMBLING), "is the other one now"),
+    "reduced": (reduced, with_more(reduced), r"x: double, at: .*\), and are .*more: int64\) now"),
+    "processed": (processed, without_name(processed), "name: string, .*, and are "),
+    "rows joined": (joined(within=(0, "5s")), with_more(joined(within=(0, "5s"))), "more: int64"),
+    "windows joined": (joined(window=TUMBLING), without_name(joined(window=TUMBLING)), "name: s"),
 }
 
 
