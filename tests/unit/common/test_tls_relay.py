@@ -416,7 +416,9 @@ def test_who_only_looks_whether_there_is_a_port_is_not_talked_about(
     with one, other:
         one.sendall(b"x")
         assert other.recv(1) == b"x"
-        assert told.lines == []  # of the pair there is something to tell: `other` leaves without a word
+        assert (
+            told.lines == []
+        )  # of the pair there is something to tell: `other` leaves without a word
 
 
 # ---------------------------------------------------------------- files
