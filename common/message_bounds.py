@@ -152,7 +152,7 @@ COMPARED = _words(
     leader_epoch level0_files limit lines local_backup_failures lower_ms max_delay_ms memory_bytes memtable_bytes min_event_time_ms
     min_size_bytes namespace offset offset_ms oldest_peer_epoch out_of_orderness_ms out_waiting_batches pending_compaction_bytes promoted_at_ms
     protocol_version rate records_in records_out restored_local_bytes restored_store_bytes roll_interval_ms roll_size_bytes row_count rows
-    savepoint_id seed
+    savepoint_id seed beside
     sequence since size size_bytes size_ms slide_ms spill_bytes start_delay_ms state_bytes sync_ms table timestamp_ms to_version ttl_ms
     uploaded_bytes upper_ms version watch_interval_ms watermark_ms
     """

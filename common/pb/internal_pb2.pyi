@@ -155,6 +155,8 @@ class HeldAttempt(_message.Message):
     GIVEN_FIELD_NUMBER: _builtins.int
     IS_INCOMPLETE_FIELD_NUMBER: _builtins.int
     SAVEPOINT_ID_FIELD_NUMBER: _builtins.int
+    BESIDE_FIELD_NUMBER: _builtins.int
+    COMMITS_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     """The leader under which that was started."""
     state: _client_pb2.AttemptState.ValueType
@@ -166,6 +168,10 @@ class HeldAttempt(_message.Message):
     """There were more splits than are kept here: the attempt cannot be gone on with."""
     savepoint_id: _builtins.int
     """The newest savepoint that it was told to take, where no checkpoint has been completed since; 0 = none."""
+    beside: _builtins.int
+    """It was deployed beside another attempt of its subtask, of this number."""
+    commits: _builtins.bool
+    """It was told to commit its output."""
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -207,12 +213,16 @@ class HeldAttempt(_message.Message):
         given: _abc.Iterable[Global___AddSplits] | None = ...,
         is_incomplete: _builtins.bool = ...,
         savepoint_id: _builtins.int = ...,
+        beside: _builtins.int | None = ...,
+        commits: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "endpoint", b"endpoint", "failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beside", b"_beside", "attempt", b"attempt", "beside", b"beside", "endpoint", b"endpoint", "failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_id", b"checkpoint_id", "end_of_data", b"end_of_data", "endpoint", b"endpoint", "failure", b"failure", "found", b"found", "given", b"given", "is_incomplete", b"is_incomplete", "last_states", b"last_states", "leader_epoch", b"leader_epoch", "reads", b"reads", "savepoint_id", b"savepoint_id", "side_loaded", b"side_loaded", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beside", b"_beside", "attempt", b"attempt", "beside", b"beside", "checkpoint_id", b"checkpoint_id", "commits", b"commits", "end_of_data", b"end_of_data", "endpoint", b"endpoint", "failure", b"failure", "found", b"found", "given", b"given", "is_incomplete", b"is_incomplete", "last_states", b"last_states", "leader_epoch", b"leader_epoch", "reads", b"reads", "savepoint_id", b"savepoint_id", "side_loaded", b"side_loaded", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__beside: _TypeAlias = _typing.Literal["beside"]  # noqa: Y015
+    _WhichOneofArgType__beside: _TypeAlias = _typing.Literal["_beside", b"_beside"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beside) -> _WhichOneofReturnType__beside | None: ...
 
 Global___HeldAttempt: _TypeAlias = HeldAttempt  # noqa: Y015
 
@@ -1405,7 +1415,7 @@ class TaskDeployment(_message.Message):
     TAKES_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     CHECKPOINT_DIRECTORY_FIELD_NUMBER: _builtins.int
     FIRST_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
-    IS_SPECULATIVE_FIELD_NUMBER: _builtins.int
+    BESIDE_FIELD_NUMBER: _builtins.int
     slot_id: _builtins.str
     leader_epoch: _builtins.int
     job_name: _builtins.str
@@ -1417,8 +1427,10 @@ class TaskDeployment(_message.Message):
     """The attempt takes no part in checkpoints before this one; their barriers may still come from producers that
     have not heard that they are void.
     """
-    is_speculative: _builtins.bool
-    """Another attempt of the subtask runs and may yet be the one that counts: what it writes is left alone."""
+    beside: _builtins.int
+    """Another attempt of the subtask, of this number, runs and may yet be the one that counts: what it writes is left
+    alone.
+    """
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -1445,13 +1457,15 @@ class TaskDeployment(_message.Message):
         takes_checkpoints: _builtins.bool = ...,
         checkpoint_directory: _builtins.str = ...,
         first_checkpoint_id: _builtins.int = ...,
-        is_speculative: _builtins.bool = ...,
+        beside: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "restore", b"restore", "vertex", b"vertex"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_beside", b"_beside", "attempt", b"attempt", "beside", b"beside", "restore", b"restore", "vertex", b"vertex"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_directory", b"checkpoint_directory", "first_checkpoint_id", b"first_checkpoint_id", "inputs", b"inputs", "is_speculative", b"is_speculative", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "outputs", b"outputs", "restore", b"restore", "slot_id", b"slot_id", "takes_checkpoints", b"takes_checkpoints", "vertex", b"vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beside", b"_beside", "attempt", b"attempt", "beside", b"beside", "checkpoint_directory", b"checkpoint_directory", "first_checkpoint_id", b"first_checkpoint_id", "inputs", b"inputs", "job_name", b"job_name", "leader_epoch", b"leader_epoch", "outputs", b"outputs", "restore", b"restore", "slot_id", b"slot_id", "takes_checkpoints", b"takes_checkpoints", "vertex", b"vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__beside: _TypeAlias = _typing.Literal["beside"]  # noqa: Y015
+    _WhichOneofArgType__beside: _TypeAlias = _typing.Literal["_beside", b"_beside"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__beside) -> _WhichOneofReturnType__beside | None: ...
 
 Global___TaskDeployment: _TypeAlias = TaskDeployment  # noqa: Y015
 

@@ -21,7 +21,6 @@ from jobmanager.job.job_description import (
 )
 from jobmanager.job.job_settings import JobSettings, job_settings
 from jobmanager.messages.job_state import JobState
-from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.stored_job import StoredJob
 from penstock.config import Configuration
@@ -80,7 +79,7 @@ def recovered(stored: StoredJob, config: Configuration, artifacts: ArtifactStore
     except StreamError as error:
         raise JobUnreadableError(f"its configuration cannot be used: {error}") from error
     _check_end(stored, settings, claimed_directory(own))
-    if not goes_on(stored.graph, plan_of(stored.graph), settings):
+    if not goes_on(stored.graph, settings):
         if stored.record.has_committed:
             raise JobEndedError(JobState.FAILED, ENDED_COMMITTING)
         if not settings.begins_again:

@@ -71,14 +71,14 @@ class TaskPlan:
     """Everything an attempt must be told beyond its vertex.
 
     Attributes:
-        is_speculative: another attempt of the subtask runs.
+        beside: number of another attempt of the subtask that runs; None = it is alone.
     """
 
     attempt: AttemptKey
     slot_id: str
     inputs: tuple[InputPlan, ...]
     outputs: tuple[OutputPlan, ...]
-    is_speculative: bool = False
+    beside: int | None = None
 
 
 def producers_of(
@@ -170,7 +170,9 @@ class DeploymentPlanner:
                 for edge in edges
                 if edge.source == subtask.vertex
             ),
-            is_speculative=self._graph.rival_of(subtask) is attempt,
+            beside=self._graph.current_of(subtask).key.attempt
+            if self._graph.rival_of(subtask) is attempt
+            else None,
         )
 
     def replaced_producers(

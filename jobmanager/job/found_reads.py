@@ -10,7 +10,7 @@ Invariant: whoever goes on reads from those that count, or is told to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from jobmanager.graph.deployment import producers_of
@@ -22,7 +22,7 @@ Newest = Mapping[SubtaskId, job_events.FoundAttempt]
 """The attempt that counts of each subtask that has one."""
 
 
-def newest_of(found: Iterable[job_events.FoundAttempt], plan: JobPlan, below: int) -> Newest:
+def newest_of(found: Collection[job_events.FoundAttempt], plan: JobPlan, below: int) -> Newest:
     """The attempt that counts of each subtask.
 
     Args:
@@ -30,25 +30,50 @@ def newest_of(found: Iterable[job_events.FoundAttempt], plan: JobPlan, below: in
         plan: what it does not have counts for nothing.
         below: numbers that were never given out count for nothing either.
 
-    Example: of two attempts of a subtask the newer counts.
+    Example: of two attempts of a subtask the newer counts, of an attempt and a rival that is not further the former.
         >>> from jobmanager.graph.deployment import Endpoint
         >>> from jobmanager.graph.job_plan import VertexPlan
         >>> from jobmanager.graph.slot import Slot
         >>> plan, slot = JobPlan((VertexPlan("v1", parallelism=1),)), Slot("s", "tm-1", "i")
-        >>> found = [
-        ...     job_events.FoundAttempt(AttemptKey("v1", 0, number), slot, Endpoint("s"), 1, state)
-        ...     for number, state in [(4, AttemptState.RUNNING), (2, AttemptState.RUNNING)]
-        ... ]
-        >>> [one.key.attempt for one in newest_of(found, plan, below=16).values()]
+        >>> older, newer = (
+        ...     job_events.FoundAttempt(
+        ...         AttemptKey("v1", 0, number), slot, Endpoint("s"), 1, AttemptState.RUNNING
+        ...     )
+        ...     for number in (2, 4)
+        ... )
+        >>> def counts(*found: job_events.FoundAttempt) -> list[int]:
+        ...     return [one.key.attempt for one in newest_of(found, plan, below=16).values()]
+        >>> from dataclasses import replace
+        >>> counts(older, newer), counts(older, replace(newer, beside=2))
+        ([4], [2])
+        >>> counts(older, replace(newer, beside=2, state=AttemptState.FINISHED))
         [4]
     """
     parallelism = {vertex.id: vertex.parallelism for vertex in plan.vertices}
-    newest: dict[SubtaskId, job_events.FoundAttempt] = {}
-    for one in sorted(found, key=lambda one: one.key.attempt):
+    by_subtask: dict[SubtaskId, list[job_events.FoundAttempt]] = {}
+    read = frozenset(key for one in found for _, key in one.reads)
+    for one in found:
         is_known = 0 <= one.key.subtask_index < parallelism.get(one.key.vertex, 0)
         if is_known and 0 <= one.key.attempt < below and one.state is not AttemptState.CREATED:
-            newest[one.key.subtask] = one
-    return newest
+            by_subtask.setdefault(one.key.subtask, []).append(one)
+
+    def how_far(one: job_events.FoundAttempt) -> tuple[object, ...]:
+        has_finished = one.state is AttemptState.FINISHED
+        done = (has_finished, one.commits, one.has_done_all)
+        return one.goes_on, one.key in read, *done, -one.key.attempt
+
+    return {
+        subtask: max(_with_rivals(own), key=how_far) for subtask, own in sorted(by_subtask.items())
+    }
+
+
+def _with_rivals(attempts: list[job_events.FoundAttempt]) -> list[job_events.FoundAttempt]:
+    """The newest of a subtask's attempts and those that do the same work beside it: what was begun again counts no more."""
+    by_number = {one.key.attempt: one for one in attempts}
+    first = max(by_number)
+    while (one := by_number.get(first)) is not None and one.beside is not None:
+        first = one.beside
+    return [one for one in attempts if one.key.attempt >= first]
 
 
 @dataclass(frozen=True, slots=True)

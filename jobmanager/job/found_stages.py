@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.failover.channel_groups import ChannelGroup, channel_groups
 from jobmanager.failover.regions import KeptOutput, Region, RegionGraph
-from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
+from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import Exchange
 from jobmanager.job.found_reads import Newest
 from jobmanager.messages import job_events
@@ -96,7 +96,7 @@ def known_stages(
         if numbers.get(KeptOutput(one.edge_id, one.producer.subtask)) == {one.producer.attempt}
     }
     done = restored.finished - newest.keys()
-    over = done | {s for s, one in newest.items() if _has_all(one)}
+    over = done | {s for s, one in newest.items() if one.has_done_all}
     stages: dict[SubtaskId, DoneStage] = {}
     for subtask in done:
         needed = [
@@ -141,7 +141,7 @@ class _DoneStages:
         self._numbers: dict[SubtaskId, set[int]] = {}
         for partition, number in self._holders:
             self._numbers.setdefault(partition.producer, set()).add(number)
-        self._over = {s for s, one in newest.items() if _has_all(one)}
+        self._over = {s for s, one in newest.items() if one.has_done_all}
 
     def find(self) -> dict[SubtaskId, DoneStage]:
         found: dict[SubtaskId, DoneStage] = {}
@@ -219,7 +219,7 @@ def unbegun(
     """
     read = {key.subtask for one in newest.values() for _, key in one.reads}
     known = {*newest, *done, *read}
-    over = {*done, *(s for s, one in newest.items() if _has_all(one))}
+    over = {*done, *(s for s, one in newest.items() if one.has_done_all)}
 
     def may_have_begun(region: Region) -> bool:
         return is_anyone_missing and all(
@@ -233,12 +233,6 @@ def unbegun(
         and not may_have_begun(region)
         for subtask in region.subtasks
     )
-
-
-def _has_all(one: job_events.FoundAttempt) -> bool:
-    """Whether it has read all that it reads, and written all that it writes: it has finished, or waits to commit."""
-    waits = any(isinstance(said, job_events.EndOfDataReported) for said in one.said)
-    return one.state is AttemptState.FINISHED or waits
 
 
 def _is_ready(

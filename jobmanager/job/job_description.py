@@ -21,7 +21,6 @@ from jobmanager.graph.job_plan import JobPlan, plan_problem
 from jobmanager.job.job_history import JobHistory
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_settings import JobSettings, job_settings
-from jobmanager.job.takeover import can_go_on
 from jobmanager.rpc.graph_convert import plan_of
 from jobmanager.scheduler.admission import CodeStamp, TaskManagerFacts, admission_problem
 from jobmanager.stores.artifact_store import ArtifactStore
@@ -75,7 +74,7 @@ class JobDescription:
     @property
     def goes_on(self) -> bool:
         """True when what one JobManager has deployed of it can run on under the next."""
-        return goes_on(self.graph, self.plan, self.settings)
+        return goes_on(self.graph, self.settings)
 
     @property
     def outlives_jobmanager(self) -> bool:
@@ -131,10 +130,9 @@ class JobDescription:
         return MemoryStore(self.settings.memory_max_bytes)
 
 
-def goes_on(graph: graph_pb2.JobGraph, plan: JobPlan, settings: JobSettings) -> bool:
+def goes_on(graph: graph_pb2.JobGraph, settings: JobSettings) -> bool:
     """Whether what one JobManager has deployed of a job can run on under the next."""
-    able = can_go_on(plan, has_rivals=settings.speculation is not None)
-    return able and not (settings.keeps_in_jobmanager or _collects(graph))
+    return not (settings.keeps_in_jobmanager or _collects(graph))
 
 
 def _collects(graph: graph_pb2.JobGraph) -> bool:

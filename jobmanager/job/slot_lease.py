@@ -147,9 +147,10 @@ class SlotLease:
 
     # ------------------------------------------------------------ slots apart
 
-    def take_apart(self, slot: Slot, attempt: int) -> None:
-        """The pool has granted a slot for the rival of this number."""
-        self._tenures[slot.slot_id] = _Tenure(slot, attempt)
+    def take_apart(self, slot: Slot, attempt: int, endpoint: Endpoint | None = None) -> None:
+        """A slot is the job's, and of no seat: the pool has granted it for the rival of this number, or what runs in it
+        is of a seat that has another."""
+        self._tenures[slot.slot_id] = _Tenure(slot, attempt, endpoint)
 
     def reseat(self, subtask: SubtaskId, slot_id: str) -> None:
         """A subtask's seat moves to a slot apart; the slot that it had, if it had one, is apart from now on."""

@@ -101,6 +101,11 @@ class Speculation:
         self._replaced: list[ExecutionAttempt] = []
         """By their rivals; their slots are not given back yet."""
 
+    @property
+    def is_used(self) -> bool:
+        """Whether subtasks of the job may have rivals."""
+        return bool(self._vertices)
+
     # ------------------------------------------------------------ what happens
 
     def deployed(self, subtasks: Iterable[SubtaskId]) -> list[job_effects.JobEffect]:

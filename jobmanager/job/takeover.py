@@ -3,8 +3,8 @@
 TaskManagers tell what they run; from that, and from the checkpoint that HEAD names, the job is put together as its
 JobManager knew it: attempts, slots, kept rows, splits. What is missing, was being ended, or reads the rows of an
 attempt that is no more (``found_reads``), has failed, and is restarted as after any failure; where their JobManager had
-counted that restart already, the rest of its delay is waited for, and it counts once. Of two attempts of a subtask the newer counts. Checkpoints
-that were under way are void, the newest completed one is told of once more, and the next is taken at once.
+counted that restart already, the rest of its delay is waited for, and it counts once. Of two attempts of a subtask the newer counts, and of
+an attempt and its rivals the one that is further; the others end. Checkpoints that were under way are void, the newest completed one is told of once more, and the next is taken at once.
 
 Invariants: whoever goes on reads from those who go on; each slot that was found is the job's or is freed; splits are
 neither lost nor given twice; what had not begun waits for what it reads, as it did (``found_stages``).
@@ -23,7 +23,6 @@ from jobmanager.graph.execution_attempt import (
     ExecutionAttempt,
     SubtaskId,
 )
-from jobmanager.graph.job_plan import JobPlan
 from jobmanager.graph.slot import Slot
 from jobmanager.job.failover import ALL
 from jobmanager.job.found_reads import Newest, checked_reads, newest_of
@@ -35,35 +34,31 @@ from jobmanager.job.slot_lease import free_stray
 from jobmanager.job.source_splits import SourceSplits
 from jobmanager.messages import job_effects, job_events
 
-_GOES_ON = (
-    AttemptState.DEPLOYING,
-    AttemptState.INITIALIZING,
-    AttemptState.RUNNING,
-    AttemptState.FINISHED,
-)
-
-
-def can_go_on(plan: JobPlan, *, has_rivals: bool) -> bool:
-    """Whether attempts of a job can go on under another JobManager: where no subtask may have two of them.
-
-    Args:
-        plan: shape of the job.
-        has_rivals: attempts of it that are slow get others beside them, where their vertices allow it.
-
-    Example:
-        >>> from jobmanager.graph.job_plan import VertexPlan
-        >>> plan = JobPlan((VertexPlan("read", 2, allows_rivals=True),), is_batch=True)
-        >>> can_go_on(plan, has_rivals=False), can_go_on(plan, has_rivals=True)
-        (True, False)
-    """
-    return not (has_rivals and plan.is_batch and any(v.allows_rivals for v in plan.vertices))
-
 
 class Takeover:
     """Takes one job over.
 
     Args:
         parts: of the job, of which nothing has begun.
+
+    Example: what runs goes on, and what none has told of begins again.
+        >>> from jobmanager.graph.deployment import Endpoint
+        >>> from jobmanager.graph.job_plan import JobPlan, VertexPlan
+        >>> from jobmanager.job.job_options import JobOptions
+        >>> options = JobOptions(first_attempt=16, is_recovered=True, goes_on=True)
+        >>> parts = JobParts.of(JobPlan((VertexPlan("v1", parallelism=2),)), options)
+        >>> [group] = parts.groups
+        >>> for event in (GroupEvent.STARTED, GroupEvent.PINNED):
+        ...     parts.groups.move(group, event)
+        >>> runs = job_events.FoundAttempt(
+        ...     AttemptKey("v1", 0, 3), Slot("s", "tm-1", "i"), Endpoint("s"), 1, AttemptState.RUNNING
+        ... )
+        >>> found = job_events.AttemptsFound(16, (runs,), is_anyone_missing=True)
+        >>> for effect in Takeover(parts).take(group, None, found):
+        ...     print([str(subtask) for subtask in effect.failed])
+        ['v1/1']
+        >>> [str(attempt.key) for attempt in parts.graph.current() if attempt.state.name == "RUNNING"]
+        ['v1/0 (attempt 3)']
     """
 
     def __init__(self, parts: JobParts) -> None:
@@ -80,7 +75,7 @@ class Takeover:
         """
         parts, plan = self._parts, self._parts.plan
         newest = newest_of(event.found, plan, parts.options.first_attempt)
-        able = {s for s, one in newest.items() if one.state in _GOES_ON and one.is_complete}
+        able = {s for s, one in newest.items() if one.goes_on}
         stages = self._done(newest, restored, event)
         done = frozenset(stages)
         if event.reason or not (able or (done and restored is None)):
@@ -107,6 +102,7 @@ class Takeover:
                 parts.graph,
             )
         )
+        effects += parts.speculation.deployed(parts.groups.all)
         parts.was_taken_over = parts.is_taken_over = True
         if broken:
             failures = [one.failure for one in newest.values() if one.failure is not None]
@@ -178,9 +174,7 @@ class Takeover:
                 if parts.wiring is None or parts.failover.is_rebuilt(subtask):
                     parts.failover.tie(subtask)
                 continue
-            if one is None or not parts.lease.adopt(
-                subtask, one.slot, one.endpoint, parts.graph.attempt
-            ):
+            if one is None or not self._adopt_slot(one, is_broken=subtask in broken):
                 displaced |= {subtask}
                 parts.graph.current_of(subtask).become(AttemptState.FAILED)
                 continue
@@ -196,6 +190,16 @@ class Takeover:
             if attempt.state is AttemptState.FINISHED:
                 parts.partitions.produced(attempt)
         return frozenset(displaced)
+
+    def _adopt_slot(self, one: job_events.FoundAttempt, *, is_broken: bool) -> bool:
+        """Whether the slot of an attempt is the job's: as that of its seat, or apart, as those of rivals are."""
+        lease, number = self._parts.lease, self._parts.graph.attempt
+        if lease.adopt(one.key.subtask, one.slot, one.endpoint, number):
+            return True
+        if is_broken or not self._parts.speculation.is_used:
+            return False
+        lease.take_apart(one.slot, number, one.endpoint)
+        return True
 
     def _end_others(
         self, found: Iterable[job_events.FoundAttempt], newest: Newest

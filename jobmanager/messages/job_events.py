@@ -20,6 +20,13 @@ from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, Subtask
 from jobmanager.graph.slot import Slot
 from penstock.connectors.source import Split
 
+_GOES_ON = (
+    AttemptState.DEPLOYING,
+    AttemptState.INITIALIZING,
+    AttemptState.RUNNING,
+    AttemptState.FINISHED,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
@@ -96,6 +103,8 @@ class FoundAttempt:
         said: what else of it is true from now on.
         is_complete: all is known of it that there is to know.
         savepoint_id: the newest that it was told to take, where no checkpoint has been completed since; 0 = none.
+        beside: the number of the attempt that it was to be a rival of; None = of none.
+        commits: it was told to commit its output.
     """
 
     key: AttemptKey
@@ -112,6 +121,19 @@ class FoundAttempt:
     said: tuple[SideLoaded | EndOfDataReported, ...] = ()
     is_complete: bool = True
     savepoint_id: int = 0
+    beside: int | None = None
+    commits: bool = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it runs or has done its work, and all is known of it."""
+        return self.state in _GOES_ON and self.is_complete
+
+    @property
+    def has_done_all(self) -> bool:
+        """Whether it has read all that it reads, and written all that it writes: it has finished, or waits to commit."""
+        waits = any(isinstance(said, EndOfDataReported) for said in self.said)
+        return self.state is AttemptState.FINISHED or waits
 
 
 @dataclass(frozen=True, slots=True)

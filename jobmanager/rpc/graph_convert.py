@@ -301,7 +301,7 @@ class DeploymentMessages:
             takes_checkpoints=self._takes_checkpoints,
             checkpoint_directory=self._checkpoint_directory,
             first_checkpoint_id=first_checkpoint_id,
-            is_speculative=plan.is_speculative,
+            beside=plan.beside,
         )
         for read in plan.inputs:
             edge = self._edges[read.edge_id]

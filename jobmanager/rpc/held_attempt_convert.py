@@ -46,4 +46,6 @@ def found_attempt(
         said=tuple(said),
         is_complete=not held.is_incomplete,
         savepoint_id=held.savepoint_id,
+        beside=held.beside if held.HasField("beside") else None,
+        commits=held.commits,
     )

@@ -55,6 +55,8 @@ class AttemptHistory:
 
     def __init__(self, deployment: internal_pb2.TaskDeployment) -> None:
         self._checkpoint_id = deployment.restore.checkpoint_id
+        self._beside = deployment.beside if deployment.HasField("beside") else None
+        self._commits = False
         self._savepoint_id = 0
         self._reads: dict[tuple[str, str, int], int] = {}
         """Edge, and vertex and index of a producer on it -> the attempt that is read."""
@@ -111,6 +113,8 @@ class AttemptHistory:
                 self._add(self._given, given.operator_uid, given.splits, final=given.final)
             case "trigger_checkpoint":
                 self._trigger(command.trigger_checkpoint)
+            case "commit_output":
+                self._commits = True
             case "replace_producer":
                 self._read(command.replace_producer.channel)
             case "checkpoint_completed" if not command.checkpoint_completed.savepoint:
@@ -206,6 +210,8 @@ class AttemptHistory:
             ],
             is_incomplete=self._is_incomplete,
             savepoint_id=self._savepoint_id,
+            beside=self._beside,
+            commits=self._commits,
         )
 
 

@@ -189,7 +189,7 @@ class OperatorContexts:
             artifact_paths=services.artifact_paths,
             restored_checkpoint_id=self._deployment.restore.checkpoint_id,
             takes_checkpoints=self._deployment.takes_checkpoints,
-            is_speculative=self._deployment.is_speculative,
+            is_speculative=self._deployment.HasField("beside"),
             spark=services.spark,
             in_place=self._in_place.partitions if node == 0 else {},
             work_directory=services.work_directory

@@ -148,7 +148,7 @@ class SpeculativeWorld(World):
 
     def _start(self, effect: job_effects.StartRival) -> None:
         task = effect.task
-        assert task.is_speculative
+        assert task.beside is not None
         self._check_deployment(task)
         if self.master.options.survives:
             assert task.attempt.attempt < self.reserved, "the number is its own"
@@ -214,7 +214,7 @@ class SpeculativeWorld(World):
     @override
     def _may_begin_beside(self, task: TaskPlan, older: list[AttemptKey]) -> bool:
         counting = [key for key in older if key not in self.beaten]
-        return len(counting) <= (1 if task.is_speculative else 0)
+        return len(counting) <= (0 if task.beside is None else 1)
 
     @override
     def _that_count(self) -> Iterable[Task]:

@@ -185,3 +185,56 @@ def test_no_stage_is_done_twice_whenever_a_leader_dies(
             vertex: {n for (v, _), (n, _) in reading.items() if v == vertex} for vertex in numbers
         }
     check(tmp_path / "out")
+
+
+def held_in_one(root: Path) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """Every process that has rows with ``n`` = 1 waits there until a file is there, and says that it does."""
+    gate, held = str(root / "left"), root / "held"
+    held.mkdir()
+    signs = str(held)
+
+    def hold(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if 1 in batch["n"].to_pylist():
+            Path(signs, str(os.getpid())).touch()
+            while not Path(gate).exists():
+                time.sleep(0.02)
+        return batch
+
+    return hold
+
+
+def test_rivals_end_with_their_leader_and_whoever_is_read_counts(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    speculative = {
+        "execution.batch.speculative.enabled": True,
+        "slow-task-detector.check-interval": "50ms",
+        "slow-task-detector.execution-time.baseline-lower-bound": "200ms",
+        "slow-task-detector.execution-time.baseline-ratio": 0.5,
+    }
+    (tmp_path / "begun").mkdir()
+    with ps.Environment(cluster.address, parallelism=2, config=CONFIG | speculative) as env:
+        numbers = env.from_rows([{"n": n, "key": n % KEYS} for n in range(ROWS)]).rebalance()
+        held = numbers.map_batches(held_in_one(tmp_path), schema=SCHEMA).key_by("key")
+        read = held.map_batches(held_in_rows(tmp_path), schema=SCHEMA)
+        read.write_parquet(str(tmp_path / "out"))
+        handle = env.submit("rivals")
+        watched = Watched(cluster, handle)
+
+        def await_held(count: int) -> None:
+            await_details(handle, lambda _, __: len([*(tmp_path / "held").iterdir()]) >= count)
+
+        await_held(2)
+        slow = {s: one for s, one in watched.subtasks().items() if s[0] == "v1"}
+        kill_leader(cluster)
+        await_held(3)  # another rival, of the next leader
+        assert {s: one for s, one in watched.subtasks().items() if s[0] == "v1"} == slow
+        (tmp_path / "left").touch()
+        await_details(handle, lambda _, __: any((tmp_path / "begun").iterdir()))
+        counts = watched.await_states("FINISHED", "FINISHED", "RUNNING")
+        kill_leader(cluster)
+        assert watched.await_states("FINISHED", "FINISHED", "RUNNING") == counts
+        (tmp_path / "reads").touch()
+        assert handle.wait(60.0).status == "FINISHED"
+        assert handle.exceptions() == []
+    assert sorted(pq.read_table(tmp_path / "out")["n"].to_pylist()) == list(range(ROWS))

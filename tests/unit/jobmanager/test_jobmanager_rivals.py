@@ -75,7 +75,7 @@ class Players:
 
     def _deploy_on(self, taskmanager: Any) -> Callable[[internal_pb2.TaskDeployment], None]:
         def deploy(task: internal_pb2.TaskDeployment) -> None:
-            self._refuse("deployment", task.is_speculative)
+            self._refuse("deployment", task.HasField("beside"))
             attempt = task.attempt
             key = (attempt.vertex, attempt.subtask_index, attempt.attempt)
             self.deployed[key] = taskmanager, task
@@ -159,7 +159,9 @@ def test_a_rival_is_started_shown_and_wins(cluster_of: Any, make_graph: Any, str
             home, rival = await players.rival()
             straggler_home, straggler = players.deployed["v0", 1, 0]
             assert home is not straggler_home
-            assert (rival.is_speculative, straggler.is_speculative) == (True, False)
+            assert rival.HasField("beside")
+            assert not straggler.HasField("beside")
+            assert rival.beside == straggler.attempt.attempt
             details = await details_with_rival(cluster)
             (shown,) = details.vertices[0].speculative_attempts
             assert (shown.subtask_index, shown.attempt) == (1, rival.attempt.attempt)

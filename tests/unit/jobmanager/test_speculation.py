@@ -160,7 +160,7 @@ def test_a_rival_begins_when_a_subtask_is_slow_and_not_before() -> None:
     (start,) = [e for e in effects if isinstance(e, job_effects.StartRival)]
     assert start.taskmanager_id == "x0"
     assert (start.task.attempt, start.task.slot_id) == (AttemptKey("a", 3, 1), "x0-0")
-    assert start.task.is_speculative
+    assert start.task.beside == 0
     assert fates(effects) == [job_effects.RivalFate.STARTED]
     assert asked(story.look(1_000)) == [], "one at a time"
     assert story.attempts("a3 a3' b0") == [0, 1, 0]
