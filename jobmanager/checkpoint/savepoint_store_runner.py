@@ -17,7 +17,7 @@ import structlog
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.pb import checkpoint_pb2
 from penstock.storage.manifest import decode_manifest, encode_manifest, references
-from penstock.storage.object_store import ObjectStore, copy_all
+from penstock.storage.object_store import FIRST_ANSWER_MS, ObjectStore, copy_all
 from penstock.storage.open_store import open_store
 from penstock.storage.savepoint import (
     COMMITTED_PATH,
@@ -77,6 +77,7 @@ class SavepointStoreRunner:
             JobRejected: there is something else.
             StoreTransient: it cannot be written, or looked at.
         """
+        self._store.check_answers(FIRST_ANSWER_MS)
         found = self._found()
         if found is not None:
             marks = self._store.sizes([COMMITTED_PATH, TAKEN_BACK_PATH])

@@ -22,7 +22,8 @@ from penstock.graph.restore_check import (
 )
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HeadStore
-from penstock.storage.open_store import place_of
+from penstock.storage.object_store import FIRST_ANSWER_MS
+from penstock.storage.open_store import open_store, place_of
 from penstock.storage.restore_point import (
     RestorePoint,
     claim_savepoint,
@@ -120,6 +121,7 @@ def prepare_start(
     """
     config = over_cluster(cluster, dict(graph.config))
     path = place_of(config.execution_state_recovery_path)
+    open_store(path).check_answers(FIRST_ANSWER_MS)
     point = open_restore_point(path)
     original = point.owner or point.manifest.job_id
     _check_is_free(graph.name, job_id, point, is_running(original), has_ended)

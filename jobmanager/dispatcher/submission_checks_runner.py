@@ -16,6 +16,7 @@ from jobmanager.scheduler.shared_spill_runner import SharedSpillRunner
 from penstock.config import Configuration
 from penstock.errors import JobRejected, StoreTransient, Unrecoverable
 from penstock.pb import graph_pb2
+from penstock.storage.open_store import is_s3
 
 CHECK_TIMEOUT_MS: Final = 20_000  # less than clients wait for an answer
 
@@ -115,6 +116,7 @@ class SubmissionChecksRunner:
             return await self._calls.run(what, work)
         except StoreSilent as error:
             raise JobRejected(
-                f"job {name!r}: {which} has not answered for {CHECK_TIMEOUT_MS // 1000} s: see whether its disk "
-                "or its mount hangs, and submit the job again"
+                f"job {name!r}: {which} has not answered for {CHECK_TIMEOUT_MS // 1000} s: see whether "
+                f"{'the server at s3.endpoint' if is_s3(which) else 'its disk or its mount'} hangs, and submit the "
+                "job again"
             ) from error

@@ -8,7 +8,6 @@ what has not ended.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
@@ -156,10 +155,6 @@ class OperationsRunner:
             operation.error, operation.status = error, OperationStatus.FAILED
             self._log.warning(f"{operation.kind.value}.failed", reason=str(error), **named)
             await self._keep_end(operation)
-        except asyncio.CancelledError:
-            operation.error = self._when_over()
-            operation.status = OperationStatus.FAILED
-            raise
         else:
             operation.status = OperationStatus.COMPLETED
             self._log.info(
@@ -167,6 +162,8 @@ class OperationsRunner:
             )
             await self._keep_end(operation)
         finally:
+            if operation.status is OperationStatus.IN_PROGRESS:  # ended from outside, or by a bug
+                operation.error, operation.status = self._when_over(), OperationStatus.FAILED
             operation.has_ended.set()
 
     async def _keep_end(self, operation: JobOperation) -> None:

@@ -38,6 +38,7 @@ from penstock.storage.savepoint import MANIFEST_PATH
 
 _FIRST_PAUSE_S: Final = 0.5
 _LAST_PAUSE_S: Final = 30.0
+_NOT_STOPPED: Final = "the job was not stopped, and runs on"
 
 
 class SavepointsRunner:
@@ -237,7 +238,10 @@ class SavepointsRunner:
             StreamError: it was not stopped, and runs on.
         """
         directory = self._store.savepoint(operation.path)
-        begun = await self._calls.run("begin savepoint", directory.begin)
+        try:
+            begun = await self._calls.run("begin savepoint", directory.begin)
+        except StoreTransient as error:
+            raise StreamError(f"{_NOT_STOPPED}: {error}") from error
         if begun.checkpoint_id:
             operation.checkpoint_id = begun.checkpoint_id
             return
@@ -247,7 +251,7 @@ class SavepointsRunner:
             operation.checkpoint_id = await self._request(operation.operation_id, properties)
         except StreamError as error:
             await self._discard(operation.path)
-            told = f"the job was not stopped, and runs on: {error}"
+            told = f"{_NOT_STOPPED}: {error}"
             if isinstance(error, TasksNotRunningError):
                 raise TasksNotRunningError(told) from error
             raise StreamError(told) from error
@@ -270,9 +274,7 @@ class SavepointsRunner:
             await self._call_on(operation.path, "mark_committed")
             return
         await self._discard(operation.path, is_complete=True)
-        raise StreamError(
-            "the job was not stopped, and runs on: its JobManager ended before it had been; stop it again"
-        )
+        raise StreamError(f"{_NOT_STOPPED}: its JobManager ended before it had been; stop it again")
 
     async def _call_on(self, path: str, what: Literal["mark_committed", "mark_taken_back"]) -> None:
         """Notes something beside a manifest, however long that takes.

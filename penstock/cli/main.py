@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 from dataclasses import replace
-from typing import Final
 
 import click
 
@@ -23,15 +22,13 @@ from penstock.cli.run import plan, run
 from penstock.cli.savepoints import dispose, operation, savepoint, savepoints, state, stop
 from penstock.cli.taskmanagers import drain, taskmanagers
 
-FIRST_ANSWER_MS: Final = 5_000
-"""Whoever types a command with a wrong address is to hear of it; once the server has answered, patience is as configured."""
-
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(importlib.metadata.version("penstock"), prog_name="penstock")
 def main() -> None:
     """Run and operate Penstock jobs."""
     gc.freeze()  # what is imported is no garbage: the end of the process need not look at it
+    from penstock.storage.object_store import FIRST_ANSWER_MS
     from penstock.storage.open_store import use_s3
 
     use_s3(lambda: replace(client_configuration().s3, first_answer_ms=FIRST_ANSWER_MS))

@@ -16,6 +16,9 @@ from penstock.errors import InvariantViolation, StoreTransient
 TEMPORARY_AGE_MAX_MS: Final = 3_600_000
 """What has not been written to for this long under a hidden name has no living writer."""
 
+FIRST_ANSWER_MS: Final = 5_000
+"""Whoever names a wrong address is to hear of it; what has answered once is waited for as configured."""
+
 _COPIED_BYTES: Final = 8 << 20
 
 
@@ -134,6 +137,18 @@ class ObjectStore(Protocol):
             StoreNotFound: the store has no place yet; a write makes it.
             StoreTransient: it cannot be listed now.
         """
+
+    def check_answers(self, within_ms: int) -> None:
+        """Says sooner than other calls would that nothing answers there, as long as nothing ever has; whoever waits
+        for the answer is a user.
+
+        Args:
+            within_ms: so soon.
+
+        Raises:
+            StoreTransient: nothing has answered.
+        """
+        del within_ms  # what is no server answers, or hangs, for everybody
 
     def check_writable(self) -> None:
         """Says early what the first write would say, and makes the place of the objects.

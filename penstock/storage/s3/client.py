@@ -44,26 +44,38 @@ class S3Connection:
         return first_ms or self.settings.retry_timeout_ms
 
     def client(self) -> Any:
-        """The library's client; any thread."""
+        """The library's client, which before the first answer is less patient; any thread."""
         with self._lock:  # making one is not safe in several threads, using one is
-            return self._client
+            return self._client if self.has_answered else self._first_client
+
+    @cached_property
+    def _session(self) -> Any:
+        import boto3  # slow, and most processes never need it
+
+        return boto3.session.Session()
 
     @cached_property
     def _client(self) -> Any:
-        import boto3  # slow, and most processes never need it
+        return self._made(self.settings.request_timeout_ms)
+
+    @cached_property
+    def _first_client(self) -> Any:
+        timeout_ms, first_ms = self.settings.request_timeout_ms, self.settings.first_answer_ms
+        return self._made(first_ms) if 0 < first_ms < timeout_ms else self._client
+
+    def _made(self, timeout_ms: int) -> Any:
         from botocore.config import Config
 
         settings = self.settings
-        timeout_s = settings.request_timeout_ms / 1000
-        first_s = settings.first_answer_ms / 1000
-        client = boto3.session.Session().client(
+        timeout_s = timeout_ms / 1000
+        client = self._session.client(
             "s3",
             endpoint_url=settings.endpoint or None,
             region_name=settings.region or None,
             aws_access_key_id=settings.access_key or None,
             aws_secret_access_key=settings.secret_key or None,
             config=Config(
-                connect_timeout=min(timeout_s, first_s or timeout_s),
+                connect_timeout=timeout_s,
                 read_timeout=timeout_s,
                 max_pool_connections=_CONNECTIONS_MAX,
                 # `max_attempts: 1` would repeat once.

@@ -6,11 +6,13 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
-from penstock.errors import StoreNotFound
+from penstock.errors import StoreNotFound, StoreTransient
 from penstock.storage.request_counts import S3_REQUESTS
 from penstock.storage.s3.client import S3Connection
+from penstock.storage.s3.client import connection as connection_of
 from penstock.storage.s3.errors import (
     client_errors,
     code_of,
@@ -55,6 +57,23 @@ class S3Requests:
         """How an object is called in messages."""
         return f"s3://{self.bucket}/{key}"
 
+    def check_answers(self, within_ms: int) -> None:
+        """Says soon that there is no server, to a process that none has answered yet; of any later call nothing.
+
+        Raises:
+            StoreTransient: nothing has answered.
+        """
+        if self.connection.has_answered:
+            return
+        settings = replace(self.connection.settings, first_answer_ms=within_ms)
+        hasty = S3Requests(connection_of(settings), self.bucket)
+        try:
+            hasty.call("HeadBucket", "reached", "", then=lambda _: None)
+        except (StoreNotFound, StoreTransient):
+            if not hasty.connection.has_answered:
+                raise
+        self.connection.has_answered = True
+
     def call(
         self,
         operation: str,
@@ -82,10 +101,10 @@ class S3Requests:
             StoreNotFound: the object is not there.
             StoreTransient: it failed, or too often.
         """
-        method = getattr(self.connection.client(), _method_name(operation))
         connection, started = self.connection, time.monotonic()
         pause_max_s = _PAUSE_FIRST_S
         while True:
+            method = getattr(connection.client(), _method_name(operation))
             try:
                 result = then(method(Bucket=self.bucket, **arguments))
             except client_errors() as error:

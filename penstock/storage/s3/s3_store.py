@@ -16,7 +16,12 @@ from typing_extensions import override
 
 from penstock.errors import StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.storage.object_paths import check_path, check_prefix
-from penstock.storage.object_store import TEMPORARY_AGE_MAX_MS, ObjectInfo, ObjectStore
+from penstock.storage.object_store import (
+    FIRST_ANSWER_MS,
+    TEMPORARY_AGE_MAX_MS,
+    ObjectInfo,
+    ObjectStore,
+)
 from penstock.storage.request_counts import S3_REQUESTS
 from penstock.storage.s3.client import S3Connection, connection
 from penstock.storage.s3.copying import copy
@@ -164,7 +169,12 @@ class S3Store(ObjectStore):
         return tuple(sorted(part for part in found if not part.startswith(".")))
 
     @override
+    def check_answers(self, within_ms: int) -> None:
+        self._requests.check_answers(within_ms)
+
+    @override
     def check_writable(self) -> None:
+        self.check_answers(FIRST_ANSWER_MS)
         self._prove()
 
     @override

@@ -261,7 +261,7 @@ def test_a_command_with_a_wrong_address_says_so_soon(
         "s3.endpoint: http://127.0.0.1:9\ns3.region: us-east-1\ns3.access-key: a\ns3.secret-key: b\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("penstock.cli.main.FIRST_ANSWER_MS", 200)
+    monkeypatch.setattr("penstock.storage.object_store.FIRST_ANSWER_MS", 200)
     result = CliRunner().invoke(main, [*command, "s3://bucket/kept"])
     assert result.exit_code == 1
     assert "s3.endpoint can be reached" in result.output

@@ -19,10 +19,10 @@ import pytest
 from common.pb import internal_pb2
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.dispatcher import ended_jobs_runner
-from jobmanager.job.job_operation import JobOperation, OperationKind
+from jobmanager.job.job_operation import JobOperation, OperationKind, OperationStatus
 from jobmanager.job.kept_operations import encode_operations
 from jobmanager.job.operations_runner import OperationsRunner
-from penstock.errors import JobRejected, StoreTransient
+from penstock.errors import JobRejected, StoreTransient, StreamError
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.kept_state import dispose
 from tests.support.job_records import JobRecords
@@ -443,6 +443,24 @@ def test_a_stop_is_not_asked_for_otherwise_under_the_same_id(
     # Of one that an earlier version has kept, the format is not known.
     older = OperationsRunner("job 1", kept=kept.replace(b'"format": "NATIVE", ', b""))
     older.begin(JobOperation(ID, **(asked | {"format": "CANONICAL"})), never)
+
+
+def test_what_a_bug_has_ended_is_not_told_as_done() -> None:
+    async def scenario() -> None:
+        begun: list[Callable[[], Awaitable[None]]] = []
+        operations = OperationsRunner("job 1", lambda _lane, action: begun.append(action))
+
+        async def broken(_operation: JobOperation) -> None:
+            raise ZeroDivisionError("a bug")
+
+        operation = operations.begin(JobOperation(ID, OperationKind.SAVEPOINT, "/kept"), broken)
+        with pytest.raises(ZeroDivisionError):  # which ends the job
+            await begun[0]()
+        with pytest.raises(StreamError, match="job 1 has ended"):
+            await operation.result()
+        assert operation.status is OperationStatus.FAILED
+
+    asyncio.run(scenario())
 
 
 def test_a_stop_that_had_not_happened_leaves_the_job_running(takeover: Takeover) -> None:
