@@ -28,6 +28,7 @@ class ListState(KeyedState):
     kind: ClassVar[Literal["value", "list", "map"]] = "list"
     _values: Any = None
     _changed: Any = None
+    _replaced: Any = None
 
     def get(self) -> list[Any]:
         """The key's items, in order; the list is the caller's own."""
@@ -74,6 +75,7 @@ class ListState(KeyedState):
     def enter(self) -> None:
         self._values = self._column.values
         self._changed = self._column.changed
+        self._replaced = self._column.replaced
 
     @override
     def is_present(self, slot: int) -> bool:
@@ -107,6 +109,7 @@ class ListState(KeyedState):
         if stored or self._values[slot] is not ABSENT:
             self._values[slot] = stored or ABSENT
             self._changed.append(slot)
+            self._replaced.append(slot)
 
     def _load(self, slot: int) -> list[Any]:
         held = self._values[slot]

@@ -32,6 +32,7 @@ from penstock.storage.entries.run_states import run_states
 from penstock.storage.plain_codecs import PickleCodec
 from penstock.storage.run_columns import BACKEND as RUNS
 from penstock.storage.run_columns import DELETED, FORMATS_READ, KEY_GROUP, OBJECT_KINDS
+from penstock.storage.run_lists import unmarked
 
 NAMESPACE: Final = pa.field("__namespace", pa.int64(), nullable=False)
 EXPIRES_AT: Final = "__expires_at_ms"
@@ -139,7 +140,7 @@ def _tables(
     if keyed.backend == RUNS:
         for index, table in enumerate(keyed.tables):
             schema = pa.ipc.read_schema(pa.py_buffer(table.schema))
-            yield table.name, table.kind, index, schema
+            yield table.name, table.kind, index, unmarked(schema)
         return
     for state, _ in run_states(keyed):
         yield state.name, state.kind, state.table, state.schema

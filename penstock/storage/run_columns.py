@@ -14,8 +14,8 @@ from penstock.storage.key_types import Int64Array
 BACKEND: Final = "hashmap"
 """What snapshots in this format say they are of: that backend writes no others, and canonical savepoints are in it
 whatever backend they were taken of."""
-RUN_VERSION: Final = 3
-FORMATS_READ: Final = (2, 3)
+RUN_VERSION: Final = 4
+FORMATS_READ: Final = (2, 3, 4)
 
 KEY_GROUP: Final = "__key_group"
 DELETED: Final = "__deleted"
@@ -23,7 +23,9 @@ KEY_GROUP_FIELD: Final = pa.field(KEY_GROUP, pa.uint16(), nullable=False)
 DELETED_FIELD: Final = pa.field(DELETED, pa.bool_(), nullable=False)
 SEQUENCE: Final = pa.field("__sequence", pa.int64(), nullable=False)
 """Place of a row in the order of arrival."""
-ADDED: Final = frozenset({KEY_GROUP, DELETED, SEQUENCE.name})
+APPENDED_FIELD: Final = pa.field("__appended", pa.bool_(), nullable=False)
+"""The items of a row of a list come behind those of the rows before; where the column is missing none do."""
+ADDED: Final = frozenset({KEY_GROUP, DELETED, SEQUENCE.name, APPENDED_FIELD.name})
 """Columns that are no part of the state."""
 
 CODEC: Final = b"codec"

@@ -15,6 +15,7 @@ from penstock.storage.entries.entry_rows import KEY_NAME
 from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_types import BoolArray, Int64Array
 from penstock.storage.run_columns import DELETED
+from penstock.storage.run_lists import joined_lists, marks_of, without_marks
 from penstock.storage.run_reader import SegmentPart
 
 MERGED_BYTES: Final = 16 << 20
@@ -34,7 +35,7 @@ def identity_of(kind: str, schema: pa.Schema) -> list[str]:
 
 
 def latest(batches: Sequence[pa.RecordBatch], identity: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows that count, of all batches of some key-groups, oldest segment first.
+    """The rows that count, of all batches of some key-groups, oldest segment first; lists come whole.
 
     Example: the second segment has changed one key, and removed another.
         >>> base = pa.record_batch({"__deleted": [False, False], "key_0": [1, 2], "value": ["a", "b"]})
@@ -47,6 +48,10 @@ def latest(batches: Sequence[pa.RecordBatch], identity: Sequence[str]) -> Iterat
         yield from batches
         return
     codes = _codes([pa.concat_arrays([one.column(name) for one in batches]) for name in identity])
+    appended, batches = marks_of(batches), [without_marks(batch) for batch in batches]
+    if appended.any():
+        yield from joined_lists(batches, codes, appended)
+        return
     last = np.empty(len(codes), np.int64)
     places = np.arange(len(codes))
     last[codes] = places  # the last write to an element stays

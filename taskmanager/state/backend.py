@@ -105,12 +105,14 @@ class ListColumn(Protocol):
     """A list per key, as ``ValueColumn``.
 
     Attributes:
-        values: by slot a list of stored items, or ``ABSENT``; the list may be changed in place, followed
-            by ``changed.append(slot)``.
+        values: by slot a list of stored items, or ``ABSENT``. Items may be added to the list in place, or it may be
+            replaced, either followed by ``changed.append(slot)``.
+        replaced: slots of which anything was done but adding items at the end, likewise.
     """
 
     values: list[Any]
     changed: list[int]
+    replaced: list[int]
 
 
 class MapColumn(Protocol):

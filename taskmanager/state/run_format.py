@@ -1,4 +1,4 @@
-"""Format of the segments that the in-memory backend writes, and canonical savepoints consist of, version 3. Tools read
+"""Format of the segments that the in-memory backend writes, and canonical savepoints consist of, version 4. Tools read
 it too.
 
 A segment is a sequence of Arrow IPC streams, one for each of its *parts*: rows of some key-groups, cut such that most
@@ -19,7 +19,7 @@ all      ``__key_group`` uint16, ascending within a batch
 group    identity ``key_0``, ``key_1``, ...; then ``number_<i>_<accumulator kind>`` (null = no value yet),
          then the states of the group columns; the metadata ``uses`` of both says which aggregates they are for
 value    identity ``key_0``, ...; then ``value``
-list     identity ``key_0``, ...; then ``items``: list
+list     identity ``key_0``, ...; then ``__appended`` bool; then ``items``: list
 map      identity ``key_0``, ..., ``map_key``; then ``value``
 timers   identity ``key_0``, ..., ``time`` int64 (milliseconds)
 rows     ``__sequence`` int64, then the rows' columns; rows have no identity and are never replaced
@@ -28,7 +28,8 @@ counts   see ``count_table``
 ======== ==============================================================================================
 
 The segments of a table and namespace form a chain, in the order of ``KeyedStateSnapshot.segments``: of all
-rows of an identity, tombstones included, the last one counts. Rows of key-groups that are not the
+rows of an identity, tombstones included, the last one counts; but of a list the items of a row that is
+``__appended`` come behind those of the rows before it (where the column is missing, as in version 3, none is). Rows of key-groups that are not the
 snapshot's do not count. The metadata of
 a field names the codec of its values (``codec``); the schema's own metadata has ``ttl_ms`` where values
 are kept with a time stamp.

@@ -526,6 +526,8 @@ class BackendHistory:
                 else:
                     held.append(stored)
                 column.changed += [slot, slot]
+                if is_removed:
+                    column.replaced.append(slot)
                 after = None if is_removed else [*(expected or []), stored]
             case StateKind.MAP:
                 after = dict(expected or {})

@@ -163,6 +163,7 @@ class CellColumn:
         self.held = held
         self.values: list[Any] = []
         self.changed: list[int] = []
+        self.replaced: list[int] = []
 
     def enter(self, bundle: list[bytes]) -> None:
         self.values = [_copied(self.held.get(key, ABSENT)) for key in bundle]
@@ -173,7 +174,7 @@ class CellColumn:
             self.held.pop(bundle[slot], None)
             if self.values[slot] is not ABSENT:
                 self.held[bundle[slot]] = _copied(self.values[slot])
-        self.values, self.changed = [], []
+        self.values, self.changed, self.replaced = [], [], []
 
     def content(self) -> Any:
         codec = self.descriptor.codec

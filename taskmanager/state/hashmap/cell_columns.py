@@ -1,13 +1,12 @@
-"""Columns with one cell per key: a value, or a list of items.
+"""Columns with one cell per key: a value, or a list of items (``list_column``).
 
 A bundle may change every cell of the keys that it enters, so a cell that an export still needs is saved
-when its key is entered: a value as it is (stored values never change in place), a list as a copy.
+when its key is entered: a value as it is (stored values never change in place), of a list a copy.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,8 @@ class HashMapValueColumn(ObjectColumn):
     kind = "value"
 
     def __init__(self, home: ColumnHome, descriptor: StateDescriptor) -> None:
-        super().__init__(home, descriptor, [], self._field(descriptor))
+        *identity, value = self._fields(descriptor)
+        super().__init__(home, descriptor, identity, value)
         self.values: list[Any] = [ABSENT] * home.room
         # -1 = the slot holds nothing.
         self._versions = np.full(home.room, -1, np.int64)
@@ -116,7 +116,7 @@ class HashMapValueColumn(ObjectColumn):
     def seal(self, since_version: int, max_parallelism: int) -> ColumnExport:
         since = self._tombstones.since(since_version)
         buried = self._tombstones.after(since) if since else []
-        export = CellExport(self, self._home, since, max_parallelism, buried)
+        export = self._export(since, max_parallelism, buried)
         self.version += 1
         with self._home.lock:
             self.exports.append(export)
@@ -144,31 +144,28 @@ class HashMapValueColumn(ObjectColumn):
         average = average_bytes([self.values[slot] for slot in used[::step].tolist()])
         return int(len(used) * average) + len(self.values) * 8 + self._versions.nbytes
 
-    def chunk(
-        self, slots: Int64Array, now_ms: int, saved: list[tuple[Int64Array, list[Any]]]
-    ) -> tuple[Int64Array, list[Any]]:
-        """The cells of slots, then those that were saved, each without what has expired."""
-        cells = self.copy_cells(slots)
-        if saved:
-            slots = np.concatenate([slots, *(part for part, _ in saved)])
-            for _, more in saved:
-                cells += more
-        if self._ttl_ms:
-            cells = [self._unexpired(cell, now_ms)[0] for cell in cells]
-        return slots, cells
-
     def copy_cells(self, slots: Int64Array) -> list[Any]:
         """The cells of slots, which a bundle may now change."""
         values = self.values
         return [values[slot] for slot in slots.tolist()]
+
+    def without_expired(self, cells: list[Any], now_ms: int) -> list[Any]:
+        """The cells without what has expired."""
+        return [self._unexpired(cell, now_ms)[0] for cell in cells] if self._ttl_ms else cells
 
     def column_of(self, cells: list[Any]) -> pa.Array:
         """Stored cells as the last column of a segment."""
         return self._codec.column(cells)
 
     @staticmethod
-    def _field(descriptor: StateDescriptor) -> pa.Field:
-        return codec_field("value", descriptor.codec)
+    def _fields(descriptor: StateDescriptor) -> list[pa.Field]:
+        """The columns behind the key; the cells come last."""
+        return [codec_field("value", descriptor.codec)]
+
+    def _export(
+        self, since_version: int, max_parallelism: int, buried: list[KeyBatch]
+    ) -> CellExport:
+        return CellExport(self, self._home, since_version, max_parallelism, buried)
 
     def _stored(self, column: pa.Array) -> list[Any]:
         return self._codec.stored(column)
@@ -184,61 +181,6 @@ class HashMapValueColumn(ObjectColumn):
             values[slot] = cell
         self._versions[slots] = version
         self.present[slots] = version >= 0
-
-
-class HashMapListColumn(HashMapValueColumn):
-    """A list per key; see ``taskmanager.state.backend.ListColumn``."""
-
-    kind = "list"
-
-    @override
-    def copy_cells(self, slots: Int64Array) -> list[Any]:
-        values = self.values
-        return [_copied(values[slot]) for slot in slots.tolist()]
-
-    @override
-    def column_of(self, cells: list[Any]) -> pa.Array:
-        offsets = np.zeros(len(cells) + 1, np.int32)
-        np.cumsum([len(cell) for cell in cells], out=offsets[1:])
-        items = self._codec.column([item for cell in cells for item in cell])
-        return pa.ListArray.from_arrays(pa.array(offsets), items)
-
-    @staticmethod
-    @override
-    def _field(descriptor: StateDescriptor) -> pa.Field:
-        kind = pa.list_(descriptor.codec.column_type)
-        return codec_field("items", descriptor.codec, kind)
-
-    @override
-    def _stored(self, column: pa.Array) -> list[Any]:
-        items = self._codec.stored(column.flatten())
-        bounds = np.zeros(len(column) + 1, np.int64)
-        np.cumsum(
-            pa.compute.list_value_length(column).to_numpy(zero_copy_only=False), out=bounds[1:]
-        )
-        ends = bounds.tolist()
-        return [items[start:stop] for start, stop in pairwise(ends)]
-
-    @override
-    def is_empty(self, cell: Any) -> bool:
-        return cell is ABSENT or not cell
-
-    @override
-    def _emptied(self) -> list[int]:
-        values = self.values
-        return [slot for slot in self.changed if self.is_empty(values[slot])]
-
-    @override
-    def _unexpired(self, cell: Any, now_ms: int) -> tuple[Any, int]:
-        if cell is ABSENT:
-            return ABSENT, 0
-        kept = [item for item in cell if not self._is_expired(item, now_ms)]
-        return kept, len(cell) - len(kept)
-
-
-def _copied(cell: Any) -> Any:
-    """A list of its own; a bundle that has not ended may have removed it."""
-    return ABSENT if cell is ABSENT else list(cell)
 
 
 class CellExport(ColumnExport):
@@ -273,27 +215,39 @@ class CellExport(ColumnExport):
         slots = slots[~self._done[slots]]
         if len(slots):
             self._done[slots] = True
-            self._saved.append((slots, self._cells.copy_cells(slots)))
+            self._saved.append((slots, self._copies(slots)))
 
     def cells(self) -> Iterator[tuple[KeyBatch, list[Any]]]:
         """Keys and their cells, empty where nothing is left; of several of one key the last one counts."""
         for keys in self._tombstones:
             yield keys, [ABSENT] * len(keys)
-        yield from self._changed_cells()
+        for _, keys, cells in self._changed_cells():
+            yield keys, cells
 
     @override
     def batches(self) -> Iterator[pa.RecordBatch]:
-        column = self._schema.field(self._schema.names[-1])
+        kind = self._schema.types[-1]
         for keys in self._tombstones:
-            yield self._batch(keys, True, [pa.nulls(len(keys), column.type)])
-        for keys, cells in self._changed_cells():
+            nothing = pa.nulls(len(keys), kind)
+            yield self._batch(keys, True, self._columns(np.full(len(keys), -1), nothing))
+        for slots, keys, cells in self._changed_cells():
             there = [row for row, cell in enumerate(cells) if not self._cells.is_empty(cell)]
             if len(there) < len(cells):
-                keys, cells = keys.take(np.array(there, np.int64)), [cells[row] for row in there]
+                rows = np.array(there, np.int64)
+                slots, keys, cells = slots[rows], keys.take(rows), [cells[row] for row in there]
             if cells:
-                yield self._batch(keys, False, [self._cells.column_of(cells)])
+                column = self._cells.column_of(cells)
+                yield self._batch(keys, False, self._columns(slots, column))
 
-    def _changed_cells(self) -> Iterator[tuple[KeyBatch, list[Any]]]:
+    def _copies(self, slots: Int64Array) -> list[Any]:
+        """What is exported of slots, which a bundle may change from now on."""
+        return self._cells.copy_cells(slots)
+
+    def _columns(self, slots: Int64Array, cells: pa.Array) -> list[pa.Array]:
+        """The columns behind the key; the slot of a tombstone is -1."""
+        return [cells]
+
+    def _changed_cells(self) -> Iterator[tuple[Int64Array, KeyBatch, list[Any]]]:
         is_done = False
         while not is_done:
             with self._home.lock:
@@ -303,13 +257,17 @@ class CellExport(ColumnExport):
                 if is_done:
                     self._end()
             if len(slots):
-                yield keys, cells
+                yield slots, keys, cells
 
     def _next(self) -> tuple[Int64Array, list[Any], KeyBatch]:
         start, stop = self._cursor, min(self._cursor + CHUNK_SLOTS, self._stop)
         versions = self._cells._versions[start:stop]
         needed = (versions > self._after) & (versions <= self.version) & ~self._done[start:stop]
         saved, self._saved = self._saved, []
-        slots, cells = self._cells.chunk(np.flatnonzero(needed) + start, self._now_ms, saved)
+        slots = np.flatnonzero(needed) + start
+        cells = self._copies(slots)
+        for others, copies in saved:
+            slots, cells = np.concatenate([slots, others]), cells + copies
         self._cursor = stop
+        cells = self._cells.without_expired(cells, self._now_ms)
         return slots, cells, self._home.keys_of(slots)

@@ -66,16 +66,19 @@ class Export:
 WHOLE: Final = Export(0, 0)
 
 
-def next_export(chain: Chain, rewritten_files: Collection[str] = ()) -> Export:
+def next_export(
+    chain: Chain, rewritten_files: Collection[str] = (), *, by_bytes: bool = False
+) -> Export:
     """How a table whose newest confirmed chain is ``chain`` is exported.
 
     Args:
         chain: without segments, or with segments that later snapshots may refer to.
         rewritten_files: no segment in them is to stay.
+        by_bytes: changes add to what the rows of the base hold, so that bytes are compared and not rows.
     """
     base_count = base_length(chain)
     changes = chain[base_count:]
-    if not base_count or _outnumber_base(chain):
+    if not base_count or _outnumber_base(chain, by_bytes=by_bytes):
         return WHOLE
     first, tier = _tiered(changes)
     if base_count + first + 1 > LENGTH_MAX:
@@ -122,9 +125,9 @@ def sparse_file(
     return min(sparse, key=lambda name: live[name] / sizes[name], default=None)
 
 
-def _outnumber_base(chain: Chain) -> bool:
-    base_rows = chain[0].row_count
-    return sum(segment.row_count for segment in chain[1:]) > base_rows
+def _outnumber_base(chain: Chain, *, by_bytes: bool) -> bool:
+    base, *changes = [one.size_bytes if by_bytes else one.row_count for one in chain]
+    return sum(changes) > base
 
 
 def _tiered(changes: Chain) -> tuple[int, int]:

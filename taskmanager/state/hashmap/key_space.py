@@ -16,7 +16,8 @@ import pyarrow as pa
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.descriptors import StateDescriptor
-from taskmanager.state.hashmap.cell_columns import HashMapListColumn, HashMapValueColumn
+from taskmanager.state.hashmap.cell_columns import HashMapValueColumn
+from taskmanager.state.hashmap.list_column import HashMapListColumn
 from taskmanager.state.hashmap.map_column import HashMapMapColumn
 from taskmanager.state.hashmap.number_column import HashMapNumberColumn
 from taskmanager.state.hashmap.object_column import ObjectColumn

@@ -15,6 +15,8 @@ from penstock.errors import TaskFailure, Unrecoverable
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
 from penstock.storage.run_columns import BACKEND, CODEC, FORMATS_READ, within
+from penstock.storage.run_lists import marked, with_marks
+from penstock.storage.run_merge import identity_of, latest, merged_at_once
 from penstock.storage.run_reader import SegmentPlace, parts_of, segment_batches
 from taskmanager.state.aggregate_change import AggregateChange, aggregate_change
 from taskmanager.state.hashmap.chains import Chain, Segment
@@ -55,15 +57,24 @@ class RestoredRows:
             StoreCorrupt: a file is not what was written.
             StoreNotFound: a file is gone.
         """
-        for batches in self.segments():
-            yield from batches
-
-    def segments(self) -> Iterator[Iterator[pa.RecordBatch]]:
-        """The rows of each segment, oldest first."""
         for segment in self.chain:
-            yield self._rows(segment)
+            yield from self._rows(segment, self.key_groups)
 
-    def _rows(self, segment: Segment) -> Iterator[pa.RecordBatch]:
+    def latest(self) -> Iterator[pa.RecordBatch]:
+        """The rows that count, some key-groups after the others; of lists whole ones.
+
+        Raises:
+            StoreCorrupt: a file is not what was written.
+            StoreNotFound: a file is gone.
+        """
+        identity = identity_of(self.kind, self.schema)
+        chain = [segment for segment in self.chain if segment.size_bytes]
+        for key_groups in merged_at_once([segment.parts for segment in chain], self.key_groups):
+            rows = (batch for segment in chain for batch in self._rows(segment, key_groups))
+            counting = latest(list(rows), identity) if identity else rows
+            yield from map(with_marks, counting) if self.kind == "list" else counting
+
+    def _rows(self, segment: Segment, key_groups: range) -> Iterator[pa.RecordBatch]:
         place = SegmentPlace(
             self.files[segment.file].handle,
             segment.offset,
@@ -71,10 +82,10 @@ class RestoredRows:
             segment.parts,
             f"state of operator {self.operator!r}, file {segment.file}",
         )
-        for batch in segment_batches(self.reader, place, self.key_groups):
-            rows = within(batch, self.key_groups)
+        for batch in segment_batches(self.reader, place, key_groups):
+            rows = within(batch, key_groups)
             if rows.num_rows:
-                yield rows
+                yield with_marks(rows) if self.kind == "list" else rows
 
 
 def restored_rows(
@@ -111,7 +122,7 @@ def restored_rows(
             schema = pa.ipc.read_schema(pa.py_buffer(table.schema))
             rows = RestoredRows(
                 table.kind,
-                schema,
+                marked(table.kind, schema),
                 tuple(chain),
                 files,
                 reader,

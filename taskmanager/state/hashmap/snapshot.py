@@ -180,13 +180,12 @@ class HashMapSnapshot:
 
 
 def _sources(item: SnapshotItem) -> Iterator[Iterable[pa.RecordBatch]]:
-    """The rows, in pieces that are each sorted by itself: later segments of a chain win over earlier ones."""
+    """The rows, in pieces that are each sorted by itself, and hold each row once."""
     if item.sealed is not None:
         yield item.sealed.batches()
     # What a confirmed snapshot has copied meanwhile is read from there: the older file may be gone.
     for rows in (item.copied and item.slot.restored) or item.copied:
-        for batches in rows.segments():
-            yield (pa.RecordBatch.from_arrays(one.columns, schema=item.schema) for one in batches)
+        yield (pa.RecordBatch.from_arrays(one.columns, schema=item.schema) for one in rows.latest())
 
 
 def _new_chain(item: SnapshotItem, file: str, offset: int, written: SegmentWriter) -> Chain:

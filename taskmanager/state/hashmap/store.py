@@ -34,6 +34,7 @@ from taskmanager.state.hashmap.chains import (
     sparse_file,
 )
 from taskmanager.state.hashmap.key_space import HashMapKeySpace
+from taskmanager.state.hashmap.list_column import HashMapListColumn
 from taskmanager.state.hashmap.object_column import ObjectColumn
 from taskmanager.state.hashmap.restored_rows import (
     RESTORED_TO,
@@ -437,7 +438,8 @@ class HashMapStateBackend:
                 name, namespace, slot, first.kind, first.schema, chain, copied=copied
             )
         schema = table.schema()
-        export = next_export(chain, rewritten) if refers else WHOLE
+        is_of_lists = table.kind == HashMapListColumn.kind
+        export = next_export(chain, rewritten, by_bytes=is_of_lists) if refers else WHOLE
         if replaced is not None:
             export = min(export, replaced)
         is_rewritten = any(segment.file in rewritten for segment in chain)

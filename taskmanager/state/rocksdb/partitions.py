@@ -11,14 +11,12 @@ import pyarrow as pa
 from penstock.errors import TaskFailure
 from penstock.pb import checkpoint_pb2
 from penstock.storage.key_types import value_type
-from penstock.storage.run_columns import DELETED, KEY_GROUP, SEQUENCE
+from penstock.storage.run_columns import ADDED
 from taskmanager.state.descriptors import StateDescriptor, ValueCodec
 from taskmanager.state.rocksdb.cache_host import StoredTable
 
 _CODEC: Final = "codec"
 """Metadata key of a field."""
-_ADDED: Final = frozenset({KEY_GROUP, DELETED, SEQUENCE.name})
-"""Columns of tables that are no part of the state."""
 
 
 @dataclass(slots=True)
@@ -182,7 +180,7 @@ def stored_segments(
 
 def state_schema(schema: pa.Schema) -> pa.Schema:
     """What a state keeps of the rows of its tables."""
-    kept = [field for field in schema if field.name not in _ADDED]
+    kept = [field for field in schema if field.name not in ADDED]
     return pa.schema(kept, metadata=schema.metadata)
 
 

@@ -53,7 +53,8 @@ def load_runs(
         ends = _ends_of(catalog, name, first) if first.kind == "sessions" else None
         entries = run_entries(first.kind, first.schema, max_parallelism)
         for rows in parts:
-            for batches in _in_parts(rows.batches()):
+            is_of_lists = first.kind == "list"  # of which rows may add to those before
+            for batches in _in_parts(rows.latest() if is_of_lists else rows.batches()):
                 partition.row_count += sum(batch.num_rows for batch in batches)
                 writer.add(partition.number, entries.entries(partition.number, batches))
                 if ends is not None and isinstance(entries, Sessions):

@@ -22,7 +22,8 @@ from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.entries.entry_keys import PARTITION_BYTES, entry_keys, string_order
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
-from taskmanager.state.hashmap.cell_columns import CellExport, HashMapListColumn, HashMapValueColumn
+from taskmanager.state.hashmap.cell_columns import CellExport, HashMapValueColumn
+from taskmanager.state.hashmap.list_column import HashMapListColumn
 from taskmanager.state.hashmap.map_column import HashMapMapColumn, MapExport
 from taskmanager.state.hashmap.object_column import (
     ColumnExport,
@@ -222,6 +223,8 @@ class SpilledValues(SpilledColumn, HashMapValueColumn):
 
 class SpilledLists(SpilledValues, HashMapListColumn):
     """A list per key; see ``taskmanager.state.backend.ListColumn``. An empty list is none."""
+
+    tells_additions = False
 
     @override
     def encode(self, cell: Any) -> bytes:

@@ -25,7 +25,7 @@ from taskmanager.kernels import AccumulatorKind, encode_keys, record_versions
 from taskmanager.state import slot_keys
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.descriptors import ABSENT, StateDescriptor, StateKind
-from taskmanager.state.hashmap import cell_columns, map_column, timer_table
+from taskmanager.state.hashmap import cell_columns, list_column, map_column, timer_table
 from taskmanager.state.hashmap.store import HashMapStateBackend
 from tests.support.hashmap_backend import MAX_PARALLELISM, Files, Writing, environment
 
@@ -44,6 +44,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     if request.node.callspec.params["seed"] % 2:
         monkeypatch.setattr(record_versions, "_TOMBSTONES_MIN", 5)
         monkeypatch.setattr(cell_columns, "TOMBSTONES_MIN", 5)
+        monkeypatch.setattr(list_column, "LOGGED_MIN", 20)
         monkeypatch.setattr(map_column, "TOMBSTONES_MIN", 5)
         monkeypatch.setattr(slot_keys, "_COMPACT_ABOVE", 50)
         monkeypatch.setattr(timer_table, "_SLACK", 5)
@@ -213,9 +214,17 @@ class History:
             model.setdefault(key, []).append(item)
             column.changed.append(slot)
         elif choice < 0.5 and found is not ABSENT:
-            found.clear()
+            column.values[slot] = ABSENT
             model.pop(key, None)
             column.changed.append(slot)
+            column.replaced.append(slot)
+        elif choice < 0.6 and found is not ABSENT:
+            column.values[slot] = found[1:] or ABSENT
+            model[key] = model[key][1:]
+            if not model[key]:
+                del model[key]
+            column.changed.append(slot)
+            column.replaced.append(slot)
 
     def change_map(self, column: Any, key: Any, slot: int) -> None:
         model = self.model["map"]

@@ -1,0 +1,232 @@
+"""Columns with a list per key, of which exports write what was added.
+
+From the first seal on every version has a log: which lists were touched in it first, and how long they were then. An
+export of what changed after a version thus knows how much of each list is in the segments before. It writes the items
+behind that, in a row that says so (``__appended``), and whole lists where one was replaced, or is new.
+
+Example: a list of three items, one of them added since the last export, and a list that is new.
+    key_0  __appended  items
+    1      true        [30]
+    2      false       [7, 8]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import Int64Array
+from penstock.storage.run_columns import APPENDED_FIELD
+from taskmanager.kernels import encode_keys
+from taskmanager.state.descriptors import ABSENT, StateDescriptor
+from taskmanager.state.hashmap.cell_columns import CellExport, HashMapValueColumn
+from taskmanager.state.hashmap.object_column import ColumnExport, ColumnHome, codec_field
+from taskmanager.state.run_format import split_tombstones
+from taskmanager.state.snapshot_table import RestoredPart
+
+LOGGED_MIN: Final = 1 << 20
+"""So many entries of logs are always kept, 16 bytes each."""
+
+Log = list[tuple[Int64Array, Int64Array]]
+"""Slots, and how long their lists were."""
+
+
+class HashMapListColumn(HashMapValueColumn):
+    """A list per key; see ``taskmanager.state.backend.ListColumn``."""
+
+    kind = "list"
+    tells_additions: ClassVar[bool] = True
+    """Exports of changes write what was added; otherwise whole lists."""
+
+    def __init__(self, home: ColumnHome, descriptor: StateDescriptor) -> None:
+        super().__init__(home, descriptor)
+        self.replaced: list[int] = []
+        # By slot: length at the end of the last bundle, and the version in which the list was last replaced or begun.
+        self._lengths = np.zeros(home.room, np.int64)
+        self._replaced_in = np.full(home.room, -1, np.int64)
+        self._logs: dict[int, Log] = {}
+        self._logged_count = 0
+
+    @override
+    def grow(self, room: int) -> None:
+        missing = room - len(self.values)
+        super().grow(room)
+        self._lengths = np.append(self._lengths, np.zeros(missing, np.int64))
+        self._replaced_in = np.append(self._replaced_in, np.full(missing, -1, np.int64))
+
+    @override
+    def _left(self, slots: Int64Array, gone: Int64Array) -> Int64Array:
+        if self.tells_additions:
+            self._note(np.unique(slots))
+        self.replaced.clear()
+        return super()._left(slots, gone)
+
+    def _note(self, slots: Int64Array) -> None:
+        """These different slots have changed: logs how long their lists were, once in a version."""
+        versions, values = self._versions[slots], self.values
+        known = slots[(versions >= 0) & (versions < self.version)]
+        if len(known) and self._tombstones.are_kept(self.version):
+            self._logs.setdefault(self.version, []).append((known, self._lengths[known]))
+            self._logged_count += len(known)
+        self._replaced_in[slots[versions < 0]] = self.version
+        self._replaced_in[self.replaced] = self.version
+        cells = [values[slot] for slot in slots.tolist()]
+        self._lengths[slots] = [0 if cell is ABSENT else len(cell) for cell in cells]
+
+    @override
+    def sweep(self, slots: Int64Array, now_ms: int) -> int:
+        removed = super().sweep(slots, now_ms)
+        self.replaced += self.changed
+        return removed
+
+    @override
+    def seal(self, since_version: int, max_parallelism: int) -> ColumnExport:
+        if self._logged_count > max(LOGGED_MIN, 2 * int(self.present.sum())):
+            # Rather a full snapshot than ever more logs of what was touched.
+            self.forget(self.version)
+            self._tombstones.restart(self.version)
+        return super().seal(since_version, max_parallelism)
+
+    @override
+    def forget(self, version: int) -> None:
+        super().forget(version)
+        for old in [old for old in self._logs if old <= version]:
+            self._logged_count -= sum(len(slots) for slots, _ in self._logs.pop(old))
+
+    @override
+    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+        for batch in batches:
+            removed, rows = split_tombstones(batch, self._key_count)
+            if removed is not None:
+                self._set(self._home.restored_slots(removed), [ABSENT] * len(removed), -1)
+            if rows is not None:
+                keys = encode_keys(rows.columns[2 : 2 + self._key_count])
+                slots, cells = self._home.restored_slots(keys), self._stored(rows.columns[-1])
+                if rows.column(APPENDED_FIELD.name).true_count:
+                    cells = self._joined(slots, cells, rows.column(APPENDED_FIELD.name))
+                self._set(slots, cells, 0)
+
+    def _joined(self, slots: Int64Array, cells: list[Any], appended: pa.Array) -> list[Any]:
+        """Lists with what was loaded before in front, where they are added to that."""
+        joined = []
+        for slot, cell, is_added in zip(slots.tolist(), cells, appended.to_pylist(), strict=True):
+            before = self.values[slot]
+            if is_added and before is not ABSENT:
+                before.extend(cell)
+                joined.append(before)
+            else:
+                joined.append(cell)
+        return joined
+
+    @override
+    def _set(self, slots: Int64Array, cells: list[Any], version: int) -> None:
+        super()._set(slots, cells, version)
+        self._lengths[slots] = [0 if cell is ABSENT else len(cell) for cell in cells]
+
+    @override
+    def memory_bytes(self) -> int:
+        own = self._lengths.nbytes + self._replaced_in.nbytes + 16 * self._logged_count
+        return super().memory_bytes() + own
+
+    @override
+    def column_of(self, cells: list[Any]) -> pa.Array:
+        offsets = np.zeros(len(cells) + 1, np.int32)
+        np.cumsum([len(cell) for cell in cells], out=offsets[1:])
+        items = self._codec.column([item for cell in cells for item in cell])
+        return pa.ListArray.from_arrays(pa.array(offsets), items)
+
+    @override
+    def is_empty(self, cell: Any) -> bool:
+        return cell is ABSENT or not cell
+
+    @staticmethod
+    @override
+    def _fields(descriptor: StateDescriptor) -> list[pa.Field]:
+        kind = pa.list_(descriptor.codec.column_type)
+        return [APPENDED_FIELD, codec_field("items", descriptor.codec, kind)]
+
+    @override
+    def _export(
+        self, since_version: int, max_parallelism: int, buried: list[KeyBatch]
+    ) -> CellExport:
+        starts = self._starts(since_version)
+        return ListExport(self, self._home, since_version, max_parallelism, buried, starts)
+
+    def _starts(self, since_version: int) -> Int64Array:
+        """By slot: how many items are in the segments before, where nothing else became of these since; else 0."""
+        starts = np.zeros(len(self.values), np.int64)
+        if not since_version:
+            return starts
+        newest_first = sorted(self._logs, reverse=True)
+        newer = [
+            part
+            for version in newest_first
+            if version > since_version
+            for part in self._logs[version]
+        ]
+        for slots, lengths in newer:  # the oldest one stays
+            starts[slots] = lengths
+        for slots, _ in newer:
+            starts[slots[self._replaced_in[slots] > since_version]] = 0
+        return starts
+
+    @override
+    def _stored(self, column: pa.Array) -> list[Any]:
+        items = self._codec.stored(column.flatten())
+        bounds = np.zeros(len(column) + 1, np.int64)
+        np.cumsum(
+            pa.compute.list_value_length(column).to_numpy(zero_copy_only=False), out=bounds[1:]
+        )
+        ends = bounds.tolist()
+        return [items[start:stop] for start, stop in pairwise(ends)]
+
+    @override
+    def _emptied(self) -> list[int]:
+        values = self.values
+        return [slot for slot in self.changed if self.is_empty(values[slot])]
+
+    @override
+    def _unexpired(self, cell: Any, now_ms: int) -> tuple[Any, int]:
+        if cell is ABSENT:
+            return ABSENT, 0
+        kept = [item for item in cell if not self._is_expired(item, now_ms)]
+        return kept, len(cell) - len(kept)
+
+
+class ListExport(CellExport):
+    """A sealed column of lists.
+
+    Args:
+        starts: by slot how many items at the front are not exported; 0 = the list replaces what was before.
+    """
+
+    def __init__(
+        self,
+        column: HashMapListColumn,
+        home: ColumnHome,
+        since_version: int,
+        max_parallelism: int,
+        tombstones: list[KeyBatch],
+        starts: Int64Array,
+    ) -> None:
+        super().__init__(column, home, since_version, max_parallelism, tombstones)
+        self._starts = starts
+
+    @override
+    def _copies(self, slots: Int64Array) -> list[Any]:
+        values = self._cells.values
+        return [
+            # A bundle that has not ended may have removed it.
+            ABSENT if values[slot] is ABSENT else values[slot][start:]
+            for slot, start in zip(slots.tolist(), self._starts[slots].tolist(), strict=True)
+        ]
+
+    @override
+    def _columns(self, slots: Int64Array, cells: pa.Array) -> list[pa.Array]:
+        return [pa.array((slots >= 0) & (self._starts[slots] > 0)), cells]
