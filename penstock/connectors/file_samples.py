@@ -14,7 +14,7 @@ from penstock.connectors.input_files import open_input
 from penstock.connectors.json_shape import JsonShape, detect_shape
 from penstock.connectors.listing import list_files, partition_values
 from penstock.connectors.text_options import TextOptions, read_head
-from penstock.connectors.text_parsing import json_parse_schema, parse_csv, parse_json
+from penstock.connectors.text_parsing import json_columns, json_parse_schema, parse_csv, parse_json
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
 
@@ -133,7 +133,7 @@ def _json_head(text: bytes, schema: pa.Schema, rows: int) -> pa.Table:
         else _lines(text[offset:], rows)
     )
     wanted = json_parse_schema(schema)
-    return _parsed(lines, lambda line: parse_json(line, wanted).cast(schema))
+    return _parsed(lines, lambda line: json_columns(parse_json(line, wanted), schema))
 
 
 def _parsed(rows: Sequence[bytes], parse: Callable[[bytes], pa.Table]) -> pa.Table:

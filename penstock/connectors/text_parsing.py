@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _CSV_QUOTE = b'"'
 _LINE_END, _OBJECT_START = ord("\n"), ord("{")
+_TIME_OF_DAY = r"^\d\d:\d\d(:\d\d(\.\d+)?)?$"
 _OBJECT_OR_BLANK = re.compile(rb"\s*(?:\{|\Z)")
 
 
@@ -76,11 +77,11 @@ def csv_convert_options(
     """How fields become values."""
     from pyarrow import csv
 
-    more: dict[str, Any] = {}
-    if options.nulls is not None:
-        more["null_values"] = ["", *options.nulls]
     return csv.ConvertOptions(
-        column_types=types, include_columns=columns or [], include_missing_columns=True, **more
+        column_types=types,
+        include_columns=columns or [],
+        include_missing_columns=True,
+        null_values=["", *(options.nulls or ())],
     )
 
 
@@ -143,6 +144,29 @@ def json_parse_schema(schema: pa.Schema) -> pa.Schema:
             for field in schema
         ]
     )
+
+
+def json_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """What was read with ``json_parse_schema(schema)``, with the types of the schema.
+
+    Raises:
+        pa.ArrowInvalid: a text is no date or time of day.
+    """
+    columns = [
+        _times_of_day(column, field.type)
+        if pa.types.is_time(field.type)
+        else column.cast(field.type)
+        for column, field in zip(table.columns, schema, strict=True)
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _times_of_day(texts: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
+    """pyarrow reads no times of day from text: times of the first day of the epoch are read in their place."""
+    if not pc.all(pc.match_substring_regex(texts, _TIME_OF_DAY), min_count=0).as_py():
+        raise pa.ArrowInvalid(f"a text is not {type_}")
+    moments = pc.binary_join_element_wise("1970-01-01T", texts, "")
+    return moments.cast(pa.timestamp(type_.unit)).cast(type_)
 
 
 def _is_textual_time(type_: pa.DataType) -> bool:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from penstock.connectors.json_shape import JsonShape, NotTabularJsonError, detect_shape
 from penstock.connectors.json_structure import ArrayScan, elements_as_lines, scan_array
 from penstock.connectors.messages import shorten
-from penstock.connectors.text_parsing import is_utf8, json_parse_schema, parse_json
+from penstock.connectors.text_parsing import is_utf8, json_columns, json_parse_schema, parse_json
 from penstock.errors import TaskFailure
 from taskmanager.connectors.columns import ColumnPlan
 from taskmanager.connectors.text_format import Block, TextFormat, table_to_batch
@@ -59,11 +59,7 @@ class _JsonFormat(TextFormat):
         table = parse_json(text, self._parse_schema, value_starts)
         if table.num_rows != count:
             raise pa.ArrowInvalid(f"{table.num_rows} values in place of {count}")
-        batch = table_to_batch(table)
-        arrays = [batch.column(index).cast(field.type) for index, field in enumerate(self._schema)]
-        if not arrays:
-            return batch
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return table_to_batch(json_columns(table, self._schema) if self._schema.names else table)
 
     @override
     def explain(self, row: bytes) -> str:

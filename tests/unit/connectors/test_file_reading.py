@@ -226,6 +226,25 @@ def test_json_nests_misses_keys_and_has_dates(harness: Any, tmp_path: Path) -> N
     ]
 
 
+def test_json_has_times_of_day(skipping: Any, tmp_path: Path) -> None:
+    path = tmp_path / "f.json"
+    texts = ["01:02:03.5", "23:59:59.999999", "01:02", None, "24:00:00", "01:02:03Z", "1"]
+    path.write_text("".join(json.dumps({"t": text, "s": text}) + "\n" for text in texts))
+    schema = pa.schema([("t", pa.time64("us"))])
+    assert [row["t"] for row in skipping.rows(file_source("json", path, schema=schema))] == [
+        dt.time(1, 2, 3, 500_000),
+        dt.time(23, 59, 59, 999_999),
+        dt.time(1, 2),
+        None,
+    ]
+    assert [error for _, _, error in skipping.bad] == [
+        f'column "t": "{text}" is not time64[us]' for text in texts[4:]
+    ]
+    path.write_text('{"t":"07:00:01"}\n')
+    whole = pa.schema([("t", pa.time32("s"))])
+    assert skipping.rows(file_source("json", path, schema=whole)) == [{"t": dt.time(7, 0, 1)}]
+
+
 @pytest.mark.skipif(not SHARED_FLIGHTS.exists(), reason="no flights data on this machine")
 def test_flights(harness: Any) -> None:
     spec, schema = file_source("json", SHARED_FLIGHTS)

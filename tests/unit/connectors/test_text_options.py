@@ -103,6 +103,19 @@ def test_null_texts(harness: Any, tmp_path: Path) -> None:
     assert empty == [{"a": None, "b": None}]
 
 
+def test_what_no_option_names_is_not_null(skipping: Any, tmp_path: Path) -> None:
+    path = tmp_path / "f.csv"
+    text = "a,f\n1,nan\n2,NaN\nNA,1\nnull,1\nNaN,1\n3,NULL\n4,\n"
+    schema = pa.schema([("a", pa.int64()), ("f", pa.float64())])
+    found = read(skipping, path, text, schema=schema)
+    assert str(found) == str(
+        [{"a": 1, "f": float("nan")}, {"a": 2, "f": float("nan")}, {"a": 4, "f": None}]
+    )
+    assert [bad for _, bad, _ in skipping.bad] == ["NA,1", "null,1", "NaN,1", "3,NULL"]
+    _, inferred = file_source("csv", path)
+    assert inferred == pa.schema([("a", pa.string()), ("f", pa.string())])
+
+
 def test_other_null_texts_are_values(skipping: Any, tmp_path: Path) -> None:
     found = read(skipping, tmp_path / "f.csv", "a,b\nNULL,x\n", schema=SCHEMA, nulls=["NA"])
     assert found == []
