@@ -8,6 +8,7 @@ defined here. There is one object per batch or control element, never one per re
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -102,13 +103,17 @@ class SideOutput:
 
 @dataclass(frozen=True, slots=True)
 class WrittenFiles:
-    """Rows that are in Parquet files already, for the sink that is next in the chain; stays within it.
+    """Rows that are in Parquet files already, for the sink that is next in the chain, or exchanges that can have files.
 
     Attributes:
-        files: path and number of rows of each: they are the sink's from now on.
+        files: path and number of rows of each, at least one: they are the sink's from now on.
+        read: reads the rows, for who cannot have files; None = it is a sink that is next.
+        size_bytes: of all files, where it is not a sink.
     """
 
     files: tuple[tuple[str, int], ...]
+    read: Callable[[], Iterator[pa.RecordBatch]] | None = None
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

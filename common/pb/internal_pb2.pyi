@@ -1324,6 +1324,7 @@ class InputEdge(_message.Message):
     REPRODUCIBLE_FIELD_NUMBER: _builtins.int
     LOAD_FIRST_FIELD_NUMBER: _builtins.int
     FOLLOWS_FIELD_NUMBER: _builtins.int
+    SPILL_FORMAT_FIELD_NUMBER: _builtins.int
     edge_id: _builtins.str
     partition_type: _graph_pb2.ResultPartitionType.ValueType
     schema: _builtins.bytes
@@ -1335,6 +1336,8 @@ class InputEdge(_message.Message):
     """See Edge: no other input is read before this one has ended."""
     follows: _builtins.bool
     """See Edge: it holds no watermark back while it waits."""
+    spill_format: _graph_pb2.SpillFormat.ValueType
+    """See Edge: how the producers' files are written."""
     @_builtins.property
     def channels(self) -> _containers.RepeatedCompositeFieldContainer[Global___InputChannel]:
         """In order of the producer's subtask index."""
@@ -1350,10 +1353,11 @@ class InputEdge(_message.Message):
         reproducible: _builtins.bool = ...,
         load_first: _builtins.bool = ...,
         follows: _builtins.bool = ...,
+        spill_format: _graph_pb2.SpillFormat.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "edge_id", b"edge_id", "follows", b"follows", "load_first", b"load_first", "partition_type", b"partition_type", "reproducible", b"reproducible", "schema", b"schema", "target_input", b"target_input"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "edge_id", b"edge_id", "follows", b"follows", "load_first", b"load_first", "partition_type", b"partition_type", "reproducible", b"reproducible", "schema", b"schema", "spill_format", b"spill_format", "target_input", b"target_input"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -313,6 +313,7 @@ class DeploymentMessages:
                 reproducible=edge.reproducible,
                 load_first=edge.load_first,
                 follows=edge.follows,
+                spill_format=edge.spill_format,
                 channels=[self._channel(edge, channel) for channel in read.channels],
             )
         for written in plan.outputs:

@@ -124,6 +124,7 @@ def _edge(edge: graph_pb2.Edge, known: Repeatability) -> dict[str, Any]:
         "partitioning": _partitioning(edge),
         "keys": list(edge.key_columns),
         "type": exchange_name(edge.partition_type),
+        "files_of_spark": edge.spill_format == graph_pb2.SPILL_FORMAT_OF_SPARK,
         "load_first": edge.load_first,
         "waits": edge.waits,
         "follows": edge.follows,
@@ -324,7 +325,8 @@ def _edge_line(edge: dict[str, Any]) -> str:
     side = f" side output {edge['side_output']!r}" if edge["side_output"] else ""
     keys = f" by {', '.join(edge['keys'])}" if edge["keys"] else ""
     columns = ", ".join(column["name"] for column in edge["columns"])
-    order = ", read whole first" if edge["load_first"] else ""
+    order = ", files that Spark writes" if edge["files_of_spark"] else ""
+    order += ", read whole first" if edge["load_first"] else ""
     awaited = "its history" if edge["follows"] else "the other input"
     order += f", waits until {awaited} is read whole" if edge["waits"] else ""
     return (

@@ -244,6 +244,10 @@ class _SpillFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SpillForm
     SPILL_FORMAT_ARROW: _SpillFormat.ValueType  # 1
     SPILL_FORMAT_PARQUET: _SpillFormat.ValueType  # 2
     """Files are read in place by who needs them so: columns that Parquet cannot hold exactly are refused."""
+    SPILL_FORMAT_OF_SPARK: _SpillFormat.ValueType  # 3
+    """Files that Spark has written are dealt out to the consumers as they are, where each gets about as many rows; else the
+    rows are written as if nothing had been said.
+    """
 
 class SpillFormat(_SpillFormat, metaclass=_SpillFormatEnumTypeWrapper):
     """How rows that an exchange keeps are written to files."""
@@ -253,6 +257,10 @@ SPILL_FORMAT_UNSPECIFIED: SpillFormat.ValueType  # 0
 SPILL_FORMAT_ARROW: SpillFormat.ValueType  # 1
 SPILL_FORMAT_PARQUET: SpillFormat.ValueType  # 2
 """Files are read in place by who needs them so: columns that Parquet cannot hold exactly are refused."""
+SPILL_FORMAT_OF_SPARK: SpillFormat.ValueType  # 3
+"""Files that Spark has written are dealt out to the consumers as they are, where each gets about as many rows; else the
+rows are written as if nothing had been said.
+"""
 Global___SpillFormat: _TypeAlias = SpillFormat  # noqa: Y015
 
 @_typing.final

@@ -14,8 +14,11 @@ from penstock.errors import JobRejected
 from penstock.graph.exchanges import BLOCKING, PIPELINED, exchange_name, exchange_of
 from penstock.graph.logical import Node, NodeInput
 from penstock.pb import graph_pb2
-from penstock.rows.spark_types import is_read_alike
+from penstock.rows.spark_types import carried_schema, is_read_alike
 from penstock.storage.parquet_types import parquet_misfit
+
+AS_USUAL = graph_pb2.SPILL_FORMAT_UNSPECIFIED
+OF_SPARK = graph_pb2.SPILL_FORMAT_OF_SPARK
 
 
 def exchange_type(
@@ -57,11 +60,37 @@ def exchange_beside_spark(
     return BLOCKING
 
 
-def read_by_spark(schema: pa.Schema) -> graph_pb2.SpillFormat.ValueType:
-    """What the files of an exchange into a Spark stage have to be: Parquet, where Spark can read them in place."""
+def read_by_spark(
+    schema: pa.Schema, given: graph_pb2.SpillFormat.ValueType
+) -> graph_pb2.SpillFormat.ValueType:
+    """What the files of an exchange into a Spark stage have to be: Parquet, where Spark can read them in place.
+
+    Args:
+        given: what they are whoever reads them.
+    """
+    if given != AS_USUAL:
+        return given
     if parquet_misfit(schema) is None and all(is_read_alike(field.type) for field in schema):
         return graph_pb2.SPILL_FORMAT_PARQUET
-    return graph_pb2.SPILL_FORMAT_UNSPECIFIED
+    return AS_USUAL
+
+
+def given_by_spark(
+    schema: pa.Schema, partitioning: graph_pb2.Partitioning.ValueType
+) -> graph_pb2.SpillFormat.ValueType:
+    """What the files of an exchange out of a Spark stage are: those that Spark writes, where its columns are ours, and
+    it does not matter which consumer gets which rows.
+
+    Example: an unsigned integer is wider in Spark's files, so the rows are written anew.
+        >>> given_by_spark(pa.schema([("n", pa.int64())]), graph_pb2.PARTITIONING_REBALANCE) == OF_SPARK
+        True
+        >>> given_by_spark(pa.schema([("n", pa.uint64())]), graph_pb2.PARTITIONING_REBALANCE) == OF_SPARK
+        False
+    """
+    is_any = partitioning in (graph_pb2.PARTITIONING_FORWARD, graph_pb2.PARTITIONING_REBALANCE)
+    if is_any and schema.equals(carried_schema(schema)):
+        return OF_SPARK
+    return AS_USUAL
 
 
 def wanted_exchange(

@@ -20,6 +20,7 @@ from penstock.graph.logical import Node, NodeInput, SparkStage, Union, is_spark
 from penstock.graph.operator_checks import is_spark_operator
 from penstock.pb import graph_pb2
 from penstock.planner.draft import FORWARD, Draft, DraftInput, DraftOutput
+from penstock.planner.exchange_choice import AS_USUAL, given_by_spark
 from penstock.planner.uids import derived_uid
 
 HISTORY = "history"
@@ -147,11 +148,13 @@ def set_down(
     is_of_spark = is_spark_operator(proto)
     parallelism = config.parallelism_default if is_of_spark else vertex.parallelism
     same = parallelism == vertex.parallelism
+    partitioning = FORWARD if same else graph_pb2.PARTITIONING_REBALANCE
     given = DraftInput(
         output,
-        FORWARD if same else graph_pb2.PARTITIONING_REBALANCE,
+        partitioning,
         partition_type=BLOCKING,
         is_said=is_said,
+        spill_format=given_by_spark(output.schema, partitioning) if is_of_spark else AS_USUAL,
     )
     passing = graph_pb2.Operator(
         uid=derived_uid(HISTORY, proto.uid, output.tag),

@@ -46,8 +46,11 @@ from penstock.planner.draft import (
     schema_of_input,
 )
 from penstock.planner.exchange_choice import (
+    AS_USUAL,
+    OF_SPARK,
     exchange_beside_spark,
     exchange_type,
+    given_by_spark,
     read_by_spark,
     wanted_exchange,
 )
@@ -303,10 +306,14 @@ class Planner:
             # A key's subtask follows from the number of key-groups.
             partitioning, keys = FORWARD, ()
         partition_type = exchange_type(partitioning, read.exchange, self._config)
+        spill_format = AS_USUAL
+        is_of_spark = is_spark_operator(read.output.operator.proto)
         if self._in_place.writes(node):
             partition_type = PIPELINED
-        elif is_spark(node.operation) or is_spark_operator(read.output.operator.proto):
+        elif is_spark(node.operation) or is_of_spark:
             partition_type = exchange_beside_spark(node.name, read.exchange)
+            if is_of_spark:
+                spill_format = given_by_spark(read.output.schema, partitioning)
         return DraftInput(
             read.output,
             partitioning,
@@ -315,6 +322,7 @@ class Planner:
             partition_type,
             is_said=read.exchange is not None,
             load_first=self._loads_first(node, read),
+            spill_format=spill_format,
         )
 
     def _loads_first(self, node: Node, read: _Read) -> bool:
@@ -348,7 +356,9 @@ class Planner:
         is_disturbed = isinstance(node.operation, AssignEventTime) and EVENT_TIME in actual.names
         if schema.names == actual.names or (chained and not is_disturbed):
             return given
-        return replace(given, source=self._narrow(given.source, schema))
+        if given.spill_format == OF_SPARK and source.node.index not in self._see_through:
+            return given  # nothing is written, so there is nothing to be saved
+        return replace(given, source=self._narrow(given.source, schema), spill_format=AS_USUAL)
 
     def _given_to_spark(
         self, node: Node, proto: graph_pb2.Operator, inputs: Sequence[DraftInput]
@@ -356,7 +366,10 @@ class Planner:
         """What a stage reads, in files that Spark reads where there are such."""
         schemas = {each.target_input: each.source.schema for each in inputs}
         self._in_place.give_inputs(node, proto.spark, schemas)
-        return [replace(each, spill_format=read_by_spark(each.source.schema)) for each in inputs]
+        return [
+            replace(each, spill_format=read_by_spark(each.source.schema, each.spill_format))
+            for each in inputs
+        ]
 
     def _narrow(self, output: DraftOutput, schema: pa.Schema) -> DraftOutput:
         key = (id(output.operator), output.tag, tuple(schema.names))

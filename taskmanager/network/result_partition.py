@@ -17,8 +17,8 @@ from typing import Protocol
 import pyarrow as pa
 from typing_extensions import override
 
-from common.elements import ControlElement, EndOfData, EndOfPartition
-from penstock.errors import PartitionUnavailable, StreamError
+from common.elements import ControlElement, EndOfData, EndOfPartition, WrittenFiles
+from penstock.errors import InvariantViolation, PartitionUnavailable, StreamError
 from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2
 from taskmanager.network.batch_codec import SizeEstimator
@@ -158,6 +158,14 @@ class ResultPartition(ReadablePartition):
         """Takes a control element for every consumer, behind the rows taken before."""
         for subpartition in self.subpartitions:
             subpartition.add_control(element)
+
+    def takes_files(self, written: WrittenFiles) -> bool:
+        """Whether consumers can be given these files in the place of their rows."""
+        return False
+
+    def emit_files(self, written: WrittenFiles) -> None:
+        """Takes files whose rows are as if they had been emitted."""
+        raise InvariantViolation(f"{self.partition_id} takes no files, and is given {written}")
 
     def flush(self) -> None:
         """Sends what is collected (the subtask goes idle)."""

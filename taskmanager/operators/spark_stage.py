@@ -7,7 +7,7 @@ up meanwhile by ``is_available``. Neither watermarks nor event time go through: 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from taskmanager.spark.driver_runner import SparkDriverRunner
 from taskmanager.spark.stage_files import (
     FUNCTION,
     OUTPUT,
+    SparkOutputFile,
     StageInputFiles,
     earlier_attempts,
     indexed_output,
@@ -160,6 +161,12 @@ class SparkStageOperator(Operator):
             yield WrittenFiles(tuple((file.path, file.rows) for file in files if file.rows))
             self.context.submit(partial(shutil.rmtree, self._output, ignore_errors=True))
             return
+        full = [file for file in files if file.rows]
+        size_bytes = sum(file.size_bytes for file in full)
+        written = tuple((file.path, file.rows) for file in full)
+        yield WrittenFiles(written, partial(self._rows, full), size_bytes)
+
+    def _rows(self, files: Sequence[SparkOutputFile]) -> Iterator[pa.RecordBatch]:
         for file in files:
             yield from read_rows(file, self._schema, self.context.config.batch_rows, self._where)
 

@@ -200,11 +200,12 @@ class ExchangeCache:
 
     def _keeps_off_disk(self, member: CacheMember) -> bool:
         """Whether the disk of the TaskManager may not be written to, or not by as much."""
-        if self._spilling is not Spilling.ALLOWED:
-            return True
-        size_bytes = min(member.log.spillable_bytes, self._run_bytes_max)
-        is_beyond = self.disk_bytes + self._writing_bytes + size_bytes > self._disk_max
-        return bool(self._disk_max) and is_beyond
+        return not self.has_disk(min(member.log.spillable_bytes, self._run_bytes_max))
+
+    def has_disk(self, size_bytes: int) -> bool:
+        """Whether files of that size may be added to the disk of the TaskManager now."""
+        taken = self.disk_bytes + self._writing_bytes + size_bytes
+        return self._spilling is Spilling.ALLOWED and not 0 < self._disk_max < taken
 
     def _give_up(self, candidates: list[CacheMember]) -> None:
         """Fails what cannot go on without the disk."""

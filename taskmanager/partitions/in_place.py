@@ -53,7 +53,7 @@ def in_place(
     """A partition as a stage reads it; None where a file is none that Spark reads, or lies where Spark does not see it."""
     files = sealed.files(subpartition)
     place = seen_below(config)
-    if any(file.format is not SpillFormat.PARQUET for file in files):
+    if any(file.format is SpillFormat.ARROW for file in files):
         return None
     if place is not None and not all(is_below(file.path, place) for file in files):
         return None

@@ -7,10 +7,11 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from common.elements import CheckpointBarrier, CheckpointCancelled, ControlElement
+from common.elements import CheckpointBarrier, CheckpointCancelled, ControlElement, WrittenFiles
 from penstock.errors import InvariantViolation, StreamError
 from penstock.pb import checkpoint_pb2
 from taskmanager.network.result_partition import PartitionContext, ResultPartition
+from taskmanager.partitions.dealt_files import dealt
 from taskmanager.partitions.exchange_cache import ExchangeCache, Producer
 from taskmanager.partitions.kept_subpartition import KeptSubpartition, SubpartitionFiles
 from taskmanager.partitions.retention import Retention
@@ -148,6 +149,9 @@ class BlockingPartition(KeptPartition):
     """A partition that is read when it is complete, by other processes, from files.
 
     Nothing checkpoints do changes it: barriers do not enter it, and no row goes before it is released.
+
+    Args:
+        takes_files: its rows may be given as files, which are dealt out to the consumers.
     """
 
     is_served_here = False
@@ -160,7 +164,9 @@ class BlockingPartition(KeptPartition):
         *,
         first_rows: Mapping[int, int],
         unread: Collection[int] = (),
+        takes_files: bool = False,
     ) -> None:
+        self._takes_files = takes_files
         self._is_sealing = self._is_sealed = False
         super().__init__(
             context, Retention.BLOCKING, cache, files, first_rows=first_rows, unread=unread
@@ -173,6 +179,25 @@ class BlockingPartition(KeptPartition):
                 subpartition.barrier_row = subpartition.log.end_row
         elif not isinstance(element, CheckpointCancelled):
             super().emit_control(element)
+
+    @override
+    def takes_files(self, written: WrittenFiles) -> bool:
+        if not self._takes_files:
+            return False
+        on_disk = [one for one in self._kept if one.needs_local_disk]
+        if on_disk and not self._cache.has_disk(written.size_bytes):
+            return False  # what becomes of rows then, the cache knows
+        return dealt(written.files, len(self._kept)) is not None
+
+    @override
+    def emit_files(self, written: WrittenFiles) -> None:
+        shares = dealt(written.files, len(self._kept))
+        assert shares is not None, "it has been asked"
+        rows = sum(count for _, count in written.files)
+        self.metrics.records_out += rows
+        self._counters.records_out += rows
+        for subpartition, files in zip(self._kept, shares, strict=True):
+            subpartition.take_files(files)
 
     @override
     def flush(self) -> None:
@@ -249,6 +274,10 @@ class NoFiles(PartitionFiles, SubpartitionFiles):
     @override
     def write(self, *_arguments: object) -> None:
         raise InvariantViolation("rows are written in a process without a spill directory")
+
+    @override
+    def take(self, *_arguments: object) -> None:
+        raise InvariantViolation("files are taken in a process without a spill directory")
 
     @override
     def read(self, *_arguments: object) -> None:

@@ -31,6 +31,7 @@ from penstock.errors import PartitionUnavailable, StreamError
 from taskmanager.network.batch_builder import BatchBuilder
 from taskmanager.network.pipelined import PartitionLoad
 from taskmanager.network.subpartition import Refusal, Subpartition
+from taskmanager.partitions.dealt_files import GivenFiles
 from taskmanager.partitions.exchange_cache import CacheMember, ExchangeCache, WrittenFiles
 from taskmanager.partitions.log_view import LogView
 from taskmanager.partitions.retention import Retention
@@ -58,6 +59,16 @@ class SubpartitionFiles(Protocol):
         on_failed: Callable[[StreamError], None],
     ) -> None:
         """Writes batches, to one file or more."""
+
+    def take(
+        self,
+        sequence: int,
+        first_row: int,
+        files: GivenFiles,
+        on_taken: Callable[[WrittenFiles], None],
+        on_failed: Callable[[StreamError], None],
+    ) -> None:
+        """Takes files as they are."""
 
     def read(
         self,
@@ -174,6 +185,24 @@ class KeptSubpartition(Subpartition, CacheMember):
         elif self._collector.add(batch, size_bytes):
             self._flush_wanted = False
             self._pump()
+
+    def take_files(self, files: GivenFiles) -> None:
+        """Rows that are in files, in their order: as if they had been added."""
+        assert not self._is_finished, "files after the end of the partition"
+        if self._is_unread or not files:
+            self.log.skip(sum(rows for _, rows in files))
+            return
+        run = self.log.append_files([rows for _, rows in files])
+
+        def taken(described: WrittenFiles) -> None:
+            self.written(run, described)
+
+        def failed(error: StreamError) -> None:
+            self.log.abandoned(run)
+            self._cache.leave(self)
+            self.fail(error)
+
+        self._files.take(run.sequence, run.first_row, files, taken, failed)
 
     @override
     def add_control(self, element: ControlElement) -> None:

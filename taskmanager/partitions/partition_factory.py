@@ -62,6 +62,10 @@ class PartitionFactory:
         """A complete partition whose files this machine sees; see ``SpillRunner.here``."""
         return None if self._spill is None else self._spill.here(job_id, partition_id, shared)
 
+    def local_name(self) -> str:
+        """What the place of this process's own files is named, for ``shared``."""
+        return "" if self._spill is None else str(self._spill.root)
+
     @property
     def next_deadline_ns(self) -> int | None:
         """Monotonic time at which ``tick`` has something to do; None = nothing waits."""
@@ -110,7 +114,12 @@ class PartitionFactory:
                     f"{context.partition_id} is blocking, and this process has no spill directory"
                 )
             return BlockingPartition(
-                context, self._cache, files, first_rows=first_rows, unread=unread
+                context,
+                self._cache,
+                files,
+                first_rows=first_rows,
+                unread=unread,
+                takes_files=edge.edge.spill_format == graph_pb2.SPILL_FORMAT_OF_SPARK,
             )
         return KeptPartition(
             context, retention, self._cache, files, first_rows=first_rows, unread=unread

@@ -43,7 +43,7 @@ class ElementCursor:
         first_row: the first that is wanted.
 
     Attributes:
-        files: those with rows that are wanted, in order.
+        files: those with rows that are wanted, in order; pieces of those that are read by pieces.
 
     Example: who begins behind a watermark is told it first.
         >>> files = (SpillFile(0, first_row=0, rows=2, size_bytes=9, checksum=0),)
@@ -55,7 +55,8 @@ class ElementCursor:
     """
 
     def __init__(self, part: SubpartitionIndex, first_row: int) -> None:
-        self.files = [file for file in part.files if file.end_row > first_row]
+        pieces = (piece for file in part.files for piece in file.pieces)
+        self.files = [piece for piece in pieces if piece.end_row > first_row]
         self._part = part
         self._first_row = first_row
         self._controls = [control for control in part.controls if control[0] >= first_row]

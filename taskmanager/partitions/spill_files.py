@@ -24,6 +24,7 @@ from taskmanager.partitions.spill_format import (
     SpillFormat,
 )
 from taskmanager.partitions.spill_layout import SpillFailed, SpillFile, file_name
+from taskmanager.partitions.taken_files import read_piece
 
 _CHUNK_BYTES: Final = 256 << 10
 _DIRECTORY_ATTEMPTS: Final = 8
@@ -117,6 +118,8 @@ def read_spill_file(path: Path, file: SpillFile) -> list[pa.RecordBatch]:
         StoreNotFound: it is not there.
         StoreCorrupt: it is not what was written.
     """
+    if file.format is SpillFormat.SPARK:
+        return read_piece(path, file)
     try:
         with pa.memory_map(str(path), "r") as source:
             return decode_rows(source.read_buffer(), file, str(path))

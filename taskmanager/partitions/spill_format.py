@@ -23,6 +23,8 @@ class SpillFormat(enum.Enum):
 
     ARROW = "arrow"
     PARQUET = "parquet"
+    SPARK = "spark.parquet"
+    """Parquet as Spark writes it; only files that are taken as they are."""
 
 
 _OF_EDGE = {

@@ -2,10 +2,11 @@
 
 Below the spill directory of a TaskManager::
 
-    <job>/<edge>-<attempt>/part=<producer subtask>/sub=<subpartition>/<sequence>.arrow|.parquet
+    <job>/<edge>-<attempt>/part=<producer subtask>/sub=<subpartition>/<sequence>.arrow|.parquet|.spark.parquet
     <job>/<edge>-<attempt>/part=<producer subtask>/index
 
-A file has consecutive rows of one subpartition, as Arrow IPC or Parquet. The index is written last and
+A file has consecutive rows of one subpartition, as Arrow IPC or Parquet; files that Spark has written may be
+large, and are read by row groups. The index is written last and
 appears at once: a partition without one is not complete, and belongs to the process that writes it.
 The index names every file with its format, its size and CRC-32, and holds the control elements, which lie between
 rows.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,13 @@ class SpillFile:
         rows: how many it has, at least one.
         checksum: CRC-32 of the whole file.
         format: of the file.
+        groups: how many rows each of its row groups has; () = it is read as a whole.
+        group: this stands for one row group of the file alone, which has the rows that are named.
+
+    Example: a file of Spark's is read piece by piece.
+        >>> file = SpillFile(3, first_row=10, rows=5, size_bytes=99, checksum=0, groups=(2, 3))
+        >>> [(piece.group, piece.first_row, piece.end_row) for piece in file.pieces]
+        [(0, 10, 12), (1, 12, 15)]
     """
 
     sequence: int
@@ -54,11 +62,23 @@ class SpillFile:
     size_bytes: int
     checksum: int
     format: SpillFormat = SpillFormat.ARROW
+    groups: tuple[int, ...] = ()
+    group: int | None = None
 
     @property
     def end_row(self) -> int:
         """Offset of the row behind its last."""
         return self.first_row + self.rows
+
+    @property
+    def pieces(self) -> list[SpillFile]:
+        """What is read of it at a time, in order."""
+        pieces, row = [], self.first_row
+        for number, rows in enumerate(self.groups):
+            if rows:
+                pieces.append(replace(self, first_row=row, rows=rows, groups=(), group=number))
+                row += rows
+        return pieces or [self]
 
     @property
     def name(self) -> str:
@@ -169,7 +189,7 @@ def decode_index(content: bytes, path: Path | str) -> PartitionIndex:
     return index
 
 
-def _encode_file(file: SpillFile) -> tuple[int | str, ...]:
+def _encode_file(file: SpillFile) -> tuple[int | str | tuple[int, ...], ...]:
     return (
         file.sequence,
         file.first_row,
@@ -177,6 +197,7 @@ def _encode_file(file: SpillFile) -> tuple[int | str, ...]:
         file.size_bytes,
         file.checksum,
         file.format.value,
+        *((file.groups,) if file.groups else ()),
     )
 
 
@@ -187,8 +208,12 @@ def _decode_file(
     size_bytes: int,
     checksum: int,
     spill_format: str = SpillFormat.ARROW.value,
+    groups: Sequence[int] = (),
 ) -> SpillFile:
-    return SpillFile(sequence, first_row, rows, size_bytes, checksum, SpillFormat(spill_format))
+    if groups and sum(groups) != rows:
+        raise ValueError(f"the row groups of file {sequence} have not its {rows} rows")
+    kind = SpillFormat(spill_format)
+    return SpillFile(sequence, first_row, rows, size_bytes, checksum, kind, tuple(groups))
 
 
 def _decode_subpartition(fields: Any) -> SubpartitionIndex:

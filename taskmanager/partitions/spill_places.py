@@ -6,6 +6,7 @@ Every call blocks, and is made on an I/O thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,17 +17,19 @@ from common.spill_paths import index_path, partition_path, subpartition_path
 from penstock.errors import StoreCorrupt, StoreTransient
 from penstock.partition_id import PartitionId
 from penstock.storage.object_store import ObjectStore, delete_all
+from taskmanager.partitions.dealt_files import GivenFiles
 from taskmanager.partitions.exchange_cache import WrittenFiles
 from taskmanager.partitions.sealed_store import remove_partition, write_index
 from taskmanager.partitions.spill_files import (
     checksum_of,
     decode_rows,
     encode_rows,
+    make_directory,
     read_spill_file,
     spill_failed,
     write_spill_files,
 )
-from taskmanager.partitions.spill_format import FormatChoice, FormatMisfitError
+from taskmanager.partitions.spill_format import FormatChoice, FormatMisfitError, SpillFormat
 from taskmanager.partitions.spill_layout import (
     PartitionIndex,
     SpillFailed,
@@ -35,6 +38,13 @@ from taskmanager.partitions.spill_layout import (
     encode_index,
     partition_directory,
     subpartition_directory,
+)
+from taskmanager.partitions.taken_files import (
+    StoredFile,
+    chunks_of,
+    decode_piece,
+    described,
+    link_or_copy,
 )
 
 
@@ -58,8 +68,17 @@ class PartitionPlace(Protocol):
             SpillFailed: they cannot be written; no file of this call is left.
         """
 
+    def take(
+        self, subpartition: int, sequence: int, first_row: int, files: GivenFiles
+    ) -> WrittenFiles:
+        """Takes files that Spark has written as they are, with consecutive rows; those given stay where they are.
+
+        Raises:
+            SpillFailed: they cannot be taken.
+        """
+
     def read(self, subpartition: int, file: SpillFile) -> list[pa.RecordBatch]:
-        """The batches of a file.
+        """The batches of a file, or of a piece of it.
 
         Raises:
             StoreNotFound, StoreCorrupt: it is not there, or not what was written.
@@ -114,6 +133,20 @@ class LocalPlace(PartitionPlace):
     ) -> WrittenFiles:
         directory = subpartition_directory(self._directory, subpartition)
         return write_spill_files(directory, sequence, first_row, batches, self._choice)
+
+    @override
+    def take(
+        self, subpartition: int, sequence: int, first_row: int, files: GivenFiles
+    ) -> WrittenFiles:
+        directory = subpartition_directory(self._directory, subpartition)
+        taken = described(files, sequence, first_row)
+        try:
+            make_directory(directory)
+            for (path, _), file in zip(files, taken, strict=True):
+                link_or_copy(path, directory / file.name)
+        except OSError as error:
+            raise spill_failed(directory, error) from error
+        return [(file, 1) for file in taken]
 
     @override
     def read(self, subpartition: int, file: SpillFile) -> list[pa.RecordBatch]:
@@ -189,8 +222,23 @@ class SharedPlace(PartitionPlace):
         return written
 
     @override
+    def take(
+        self, subpartition: int, sequence: int, first_row: int, files: GivenFiles
+    ) -> WrittenFiles:
+        taken = described(files, sequence, first_row)
+        try:
+            for (path, _), file in zip(files, taken, strict=True):
+                self._store.put(self._file_path(subpartition, file), chunks_of(path))
+        except (OSError, StoreTransient) as error:
+            raise self._failed(error) from error
+        return [(file, 1) for file in taken]
+
+    @override
     def read(self, subpartition: int, file: SpillFile) -> list[pa.RecordBatch]:
         path = self._file_path(subpartition, file)
+        if file.format is SpillFormat.SPARK:
+            stored = StoredFile(partial(self._store.read, path), file.size_bytes)
+            return decode_piece(pa.PythonFile(stored, "r"), file, f"{self.name}/{path}")
         return decode_rows(pa.py_buffer(self._store.get(path)), file, f"{self.name}/{path}")
 
     @override

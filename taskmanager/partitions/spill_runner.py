@@ -21,6 +21,7 @@ from penstock.partition_id import PartitionId
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import directory_of, open_store
 from taskmanager.network.transport import Post
+from taskmanager.partitions.dealt_files import GivenFiles
 from taskmanager.partitions.exchange_cache import WrittenFiles
 from taskmanager.partitions.kept_partition import PartitionFiles
 from taskmanager.partitions.kept_subpartition import SubpartitionFiles
@@ -70,7 +71,7 @@ class SpillRunner:
         shared_calls: SharedCallsRunner | None = None,
         open_store: Callable[[str], ObjectStore] = open_store,
     ) -> None:
-        self._root = root
+        self.root = root
         self._job_id = job_id
         self._submit = submit
         self._post = post
@@ -100,7 +101,7 @@ class SpillRunner:
         if shared:
             place = self._shared_place(self._job_id, partition_id, choice, shared)
             return _Files(place, self._job_id, partition_id, self._shared_calls.call)
-        local = LocalPlace(self._root, self._job_id, partition_id, choice)
+        local = LocalPlace(self.root, self._job_id, partition_id, choice)
         return _Files(local, self._job_id, partition_id, self._on_io_thread)
 
     def _on_io_thread(self, work: Callable[[], Mail], _given_up: Callable[[str], None]) -> None:
@@ -127,7 +128,7 @@ class SpillRunner:
         Raises:
             StoreCorrupt, StoreTransient: its index is damaged, or cannot be read now.
         """
-        root = directory_of(self._open_store(shared)) if shared else self._root
+        root = directory_of(self._open_store(shared)) if shared else self.root
         return None if root is None else SealedStore(root).find(job_id, partition_id)
 
     def _shared_place(
@@ -298,6 +299,18 @@ class _SubpartitionFiles(SubpartitionFiles):
             on_written(files)
 
         self._files.write(partial(_timed, work), written, on_failed)
+
+    @override
+    def take(
+        self,
+        sequence: int,
+        first_row: int,
+        files: GivenFiles,
+        on_taken: Callable[[WrittenFiles], None],
+        on_failed: Callable[[StreamError], None],
+    ) -> None:
+        work = partial(self._files.place.take, self._index, sequence, first_row, files)
+        self._files.write(work, on_taken, on_failed)
 
     @override
     def read(

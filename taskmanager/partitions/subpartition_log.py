@@ -148,6 +148,18 @@ class SubpartitionLog:
         self.memory_bytes += size_bytes
         self.spillable_bytes += size_bytes
 
+    def append_files(self, rows: Sequence[int]) -> SpillRun:
+        """Rows that are in files of their own, at least one in each, which ``written`` tells of."""
+        assert self._run is None, "what is being written comes first"
+        entries = []
+        for count in rows:
+            entries.append(RowsEntry(self.end_row, count, 0, None, is_writing=True))
+            self.end_row += count
+        self._entries += entries
+        self._spilled_index = self.end_index
+        self._run = SpillRun(entries[0].row, self._next_sequence, entries)
+        return self._run
+
     def append_control(self, element: ControlElement) -> bool:
         """A control element; True when it took the place of the last entry, a watermark too."""
         entries = self._entries

@@ -16,6 +16,12 @@ from taskmanager.spark.stage_files import write_index, written_output
 from taskmanager.spark.stage_messages import RunStage, StageFailed, StageInput
 from taskmanager.user_code.user_failure import user_traceback
 
+_DEALT_OUT = {
+    # As many files as there are consumers, and more; each is read row group by row group.
+    "maxRecordsPerFile": str(1 << 19),
+    "parquet.block.size": str(32 << 20),
+    "parquet.page.write-checksum.enabled": "true",
+}
 _OF_GLOBS = re.compile(r"([\\{}\[\]*?,^])")
 
 
@@ -26,7 +32,10 @@ def do_stage(session: Any, stage: RunStage) -> None:
     result = function(*arguments)
     _check_result(result, stage)
     names = [result[_quoted(name)] for name in stage.schema.names]
-    result.select(*names).write.parquet(_uri(stage.output))
+    writer = result.select(*names).write
+    if not stage.is_kept:
+        writer = writer.options(**_DEALT_OUT)
+    writer.parquet(_uri(stage.output))
     files = written_output(Path(stage.output))
     if stage.is_kept:
         for file in files:

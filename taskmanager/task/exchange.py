@@ -178,6 +178,11 @@ class DataExchange:
         job_id = channel.producer_attempt.job_id
         return self._partitions.here(job_id, partition_of(channel), channel.shared_directory)
 
+    def read_here(self, channel: internal_pb2.InputChannel) -> None:
+        """Has a channel read the complete partition that ``complete_here`` has found itself: nobody serves it."""
+        if not channel.shared_directory:
+            channel.shared_directory = self._partitions.local_name()
+
     def set_spilling(self, spilling: Spilling) -> None:
         """Whether kept partitions may be written to disk from now on."""
         self._partitions.set_spilling(spilling)

@@ -54,6 +54,12 @@ class Output(Protocol):
     def emit_control(self, element: ControlElement) -> None:
         """Takes a control element, behind the batches taken before."""
 
+    def takes_files(self, written: WrittenFiles) -> bool:
+        """Whether it can have these files in the place of their rows."""
+
+    def emit_files(self, written: WrittenFiles) -> None:
+        """Takes files."""
+
 
 class ChainState(Enum):
     """What ``OperatorChain.run`` came to."""
@@ -210,9 +216,7 @@ class OperatorChain:
                     element.batch,
                 )
         elif isinstance(element, WrittenFiles):
-            for child in self._children[node]:
-                take = partial(self._operators[child].on_files, element)
-                self._stack.append((child, _lazily(take), None))
+            self._deliver_files(node, element)
         elif not isinstance(element, Pause):
             self._deliver_control(node, element)
 
@@ -224,6 +228,19 @@ class OperatorChain:
         for child in reversed(children):
             process = partial(self._operators[child].process, batch)
             self._stack.append((child, _lazily(process), batch))
+
+    def _deliver_files(self, node: int, element: WrittenFiles) -> None:
+        if element.read is None:
+            for child in self._children[node]:
+                take = partial(self._operators[child].on_files, element)
+                self._stack.append((child, _lazily(take), None))
+            return
+        outputs = self._outputs[node]
+        if self._children[node] or not all(output.takes_files(element) for output in outputs):
+            self._stack.append((node, element.read(), None))
+            return
+        for output in outputs:
+            output.emit_files(element)
 
     def _fail(self, node: int, error: BaseException) -> NoReturn:
         failure = failure_of_operator(error, self._names.get(node, ""))

@@ -27,6 +27,7 @@ from common.elements import (
     SideOutput,
     StreamStatus,
     Watermark,
+    WrittenFiles,
 )
 from penstock.config import Configuration
 from penstock.pb import checkpoint_pb2
@@ -245,7 +246,9 @@ class OperatorHarness:
 
     def _run(self, outputs: Iterable[OperatorOutput]) -> None:
         for output in outputs:
-            if not isinstance(output, Pause):
+            if isinstance(output, WrittenFiles) and output.read is not None:
+                self.emitted.extend(output.read())  # no exchange has files here
+            elif not isinstance(output, Pause):
                 self.emitted.append(output)
 
 

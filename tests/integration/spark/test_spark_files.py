@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
+from penstock.local.local_cluster import LocalCluster
 from tests.integration.conftest import SLOTS, TASKMANAGERS, NewEnvironment
 from tests.integration.spark.conftest import IN_ALL, SMALL
 
@@ -50,6 +51,8 @@ RESTARTS = {
     "restart-strategy.fixed-delay.delay": "50ms",
 }
 FEW = {"execution.batch-rows": "4"}
+WIDE = {"n": "int64", "text": "string"}
+WIDE_ROWS, WIDE_ROWS_OF_FILE = 16_000, 2_000
 ONE_FILE = pa.schema([("file", pa.string()), ("rows", pa.int64())])
 
 
@@ -110,8 +113,19 @@ def test_files_are_read_and_written_in_place_where_that_is_the_same(
         lambda frame: frame.where("n < 0"), schema=ALIKE.schema
     )
     empty.select("n").spark(same, schema={"n": "int64"}).write_parquet(str(tmp_path / "none"))
+    dealt_out = env.spark(wide, schema=WIDE)
+    by_whom = dealt_out.map_batches(whose, schema={"n": "int64", "pid": "int64"}).collect()
+    of_spark = dealt_out.spark(by_file, schema=ONE_FILE).collect()
     env.execute("files")
 
+    assert sorted(row["n"] for row in by_whom) == list(range(WIDE_ROWS))
+    readers = [
+        {row["pid"] for row in by_whom if row["n"] // WIDE_ROWS_OF_FILE == i} for i in range(8)
+    ]
+    assert sorted(map(len, readers)) == [1] * 8  # who reads a file reads all of it
+    assert len(set.union(*readers)) == 2
+    assert sum(row["rows"] for row in of_spark) == WIDE_ROWS
+    assert all(row["file"].endswith(".spark.parquet") for row in of_spark)
     wanted = [*ALIKE.to_pylist(), *ALIKE.slice(1, 1).to_pylist()]
     assert sorted(map(repr, rows)) == sorted(map(repr, wanted))
     assert {(uri(row["file"]), row["rows"]) for row in files} == set(
@@ -186,6 +200,57 @@ def test_a_lost_file_of_an_exchange_is_made_again_and_nobody_is_to_blame(
     assert [cause.error_class for cause in causes] == ["PartitionUnavailable"] * 2
     assert "is gone" in causes[0].message
     assert "has been altered" in causes[1].message
+
+
+@IN_ALL
+def test_a_lost_file_that_spark_has_written_is_made_again(
+    new_env: NewEnvironment, tmp_path: Path, cluster: LocalCluster
+) -> None:
+    env = new_env(2, SMALL | RESTARTS)
+    env.set_runtime_mode("batch")
+    befallen = env.spark(wide, schema=WIDE).map_batches(
+        befalling(tmp_path / "seen", cluster.directory), schema={"n": "int64"}
+    )
+    befallen.write_parquet(str(tmp_path / "out"))
+    handle = env.submit("lost")
+    handle.wait(200)
+    assert sorted(row["n"] for row in all_rows(tmp_path / "out")) == list(range(WIDE_ROWS))
+    causes = [one.root_cause for one in reversed(handle.exceptions())]
+    assert {cause.error_class for cause in causes} == {"PartitionUnavailable"}
+    assert "is not there" in causes[0].message or "no such" in causes[0].message.lower()
+    assert any("cannot be read" in cause.message for cause in causes)
+
+
+def wide(spark: Any) -> Any:
+    """More than a channel takes at once, in eight files."""
+    return spark.range(0, WIDE_ROWS, numPartitions=8).selectExpr("id n", "repeat(uuid(), 64) text")
+
+
+def whose(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Which process has got the rows."""
+    pids = pa.array([os.getpid()] * batch.num_rows)
+    return pa.RecordBatch.from_arrays([batch["n"], pids], ["n", "pid"])
+
+
+def befalling(seen: Path, directory: Path) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """A function that removes the files of its input at its first call, and alters those of the second attempt."""
+
+    def passes(batch: pa.RecordBatch) -> pa.RecordBatch:
+        files = list(directory.rglob("*.spark.parquet"))
+        told = seen.read_text() if seen.exists() else ""
+        if not told:
+            seen.write_text(",".join(sorted({file.parts[-4] for file in files})))
+            for file in files:
+                file.unlink()
+        elif told != "altered" and all(file.parts[-4] not in told for file in files):
+            seen.write_text("altered")
+            for file in files:
+                content = bytearray(file.read_bytes())
+                content[len(content) // 2] ^= 0x20
+                file.write_bytes(content)
+        return batch.select(["n"])
+
+    return passes
 
 
 def losing(directory: Path) -> Callable[[Any], Any]:

@@ -85,6 +85,29 @@ def test_a_stage_is_one_task_between_blocking_exchanges_without_what_is_ours() -
     assert "frames" in explain(graph)
 
 
+def test_files_that_spark_writes_are_dealt_out_where_any_consumer_may_have_any_row() -> None:
+    env = batch()
+    both = {"n": "int64", "text": "string"}
+    made = env.spark(session, schema=both).name("made")
+    made.select("n").name("few").discard()
+    made.spark(frames, schema=both).name("second").discard()
+    env.spark(session, schema={"u": "uint8"}).select("u").name("wider").discard()
+    env.spark(session, schema=both).key_by("n").aggregate(c=ps.count()).name("keyed").discard()
+    graph = env.plan().graph
+
+    def edge_to(name: str) -> graph_pb2.Edge:
+        readers = {v.id for v in graph.vertices if any(o.name == name for o in v.operators)}
+        return next(edge for edge in graph.edges if edge.target_vertex in readers)
+
+    of_spark = graph_pb2.SPILL_FORMAT_OF_SPARK
+    formats = {name: edge_to(name).spill_format for name in ("few", "second", "wider", "keyed")}
+    assert [name for name in formats if formats[name] == of_spark] == ["few", "second"]
+    # Nothing is written, so nothing is narrowed in front of the exchange.
+    assert schema_from_bytes(edge_to("few").schema).names == ["n", "text"]
+    assert len(vertex_of(graph, "made").operators) == 1
+    assert "rebalance, blocking, files that Spark writes  (n, text)" in explain(graph)
+
+
 @pytest.mark.parametrize(
     ("kind", "is_in_place"),
     [
