@@ -162,11 +162,10 @@ class CheckpointStartsRunner:
         readable = self._manifests.readable(head.retained, unusable)
         done = self._manifests.newest_done(readable)
         if head.retained and not readable:
-            paths = ", ".join(retained.manifest_path for retained in head.retained)
+            damage = "; ".join(f"{path}: {why}" for path, why in self._manifests.damage.items())
             raise CheckpointsUnreadable(
-                f"none of the checkpoints of job {self._job_id} can be restored ({paths} in "
-                f"{self._store!r}): the JobManager's log says what is damaged; restore the files from "
-                "a backup; nothing has been deleted"
+                f"none of the checkpoints of job {self._job_id} can be restored from {self._store!r} ({damage}): "
+                "restore the files from a backup; nothing has been deleted"
             )
         completed = tuple(
             completed_of(retained, manifest, is_own=manifest.job_id == self._job_id)
@@ -204,8 +203,7 @@ class CheckpointStartsRunner:
             ) from error
         if point.manifest.checkpoint_id in unusable:
             raise CheckpointsUnreadable(
-                f"job {self._job_id} was started from {path}, which is damaged: the JobManager's log says where; "
-                "start it from another one"
+                f"job {self._job_id} was started from {path}, which is damaged; start it from another one"
             )
         return point
 

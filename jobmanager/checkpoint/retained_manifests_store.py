@@ -35,6 +35,8 @@ class RetainedManifestsStore:
     def __init__(self, job_id: str, graph: graph_pb2.JobGraph, store: ObjectStore) -> None:
         self._graph = graph
         self._store = store
+        self.damage: dict[str, str] = {}
+        """What is wrong with manifests that were to be read, by their paths."""
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
 
     def readable(
@@ -46,6 +48,7 @@ class RetainedManifestsStore:
             retained: as HEAD names them.
             unusable: checkpoints that tasks could not restore.
         """
+        self.damage = {}
         return [
             (one, manifest)
             for one in retained
@@ -100,6 +103,7 @@ class RetainedManifestsStore:
     def _note_unreadable(
         self, retained: checkpoint_pb2.RetainedCheckpoint, error: StreamError
     ) -> None:
+        self.damage[retained.manifest_path] = str(error)
         self._log.error(
             "checkpoint.unreadable",
             checkpoint_id=retained.checkpoint_id,

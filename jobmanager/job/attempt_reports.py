@@ -97,7 +97,7 @@ class AttemptReports:
         failed: frozenset[SubtaskId] | None = frozenset([attempt.key.subtask])
         damaged = attempt.restored_from if cause.error_class in _DAMAGED else 0
         if damaged:
-            parts.unusable.add(damaged)
+            parts.unusable[damaged] = cause.message
             if damaged == parts.restored_checkpoint_id:
                 # Others hold what follows the damaged checkpoint, and not what follows an older one.
                 failed = ALL

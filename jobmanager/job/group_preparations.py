@@ -17,7 +17,7 @@ from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
 from jobmanager.job.failover import ALL
 from jobmanager.job.groups import UNDEPLOYED, Group, GroupEvent, GroupPhase
-from jobmanager.job.job_causes import being_restarted, not_begun_again
+from jobmanager.job.job_causes import being_restarted, not_begun_again, where_damaged
 from jobmanager.job.job_parts import Dropped, Failed, JobParts, PartEffect
 from jobmanager.job.slot_lease import free_stray
 from jobmanager.job.source_splits import SourceSplits
@@ -86,7 +86,7 @@ class GroupPreparations:
         if group is None:
             return [Dropped()]
         if isinstance(event, job_events.StartNotPrepared):
-            return [Failed(event.cause, group.subtasks)]
+            return [Failed(where_damaged(event.cause, parts.unusable), group.subtasks)]
         restored = event.restored
         id = restored.checkpoint_id if restored else 0
         require_invariant(id not in parts.unusable, "what is damaged is skipped")

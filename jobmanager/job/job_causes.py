@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -60,6 +60,22 @@ def committed_already(cause: FailureCause) -> FailureCause:
         message=f"{cause.message} (output had begun to be committed, which a restart would repeat: "
         "set execution.checkpointing.interval to have output committed exactly once)",
     )
+
+
+def where_damaged(cause: FailureCause, found: Mapping[int, str]) -> FailureCause:
+    """Why nothing can be gone on with, and what tasks have found where they tried.
+
+    Args:
+        found: what they have said, by checkpoint.
+
+    Example:
+        >>> where_damaged(FailureCause("Unrecoverable", "it is damaged"), {7: "state/a is altered"}).message
+        'it is damaged (a task has said of 7: state/a is altered)'
+    """
+    if not found or cause.error_class != "Unrecoverable":
+        return cause
+    said = "; ".join(f"a task has said of {id}: {text}" for id, text in sorted(found.items()))
+    return replace(cause, message=f"{cause.message} ({said})")
 
 
 def not_promoted(cause: FailureCause) -> FailureCause:

@@ -62,7 +62,7 @@ class JobParts:
     Attributes:
         wiring: None = it takes no checkpoints.
         restored_checkpoint_id: of the groups that have gone on last; 0 = none.
-        unusable: checkpoints that tasks have found damaged.
+        unusable: checkpoints that tasks have found damaged, by id, with what was said last.
         was_taken_over: what another JobManager has deployed goes on.
         is_taken_over: it does, and no checkpoint has been begun since.
         drained: TaskManagers that it is to leave; True = what they keep is made again.
@@ -83,7 +83,7 @@ class JobParts:
     wiring: CheckpointWiring | None
     now_ms: int = 0
     restored_checkpoint_id: int = 0
-    unusable: set[int] = field(default_factory=set)
+    unusable: dict[int, str] = field(default_factory=dict)
     was_taken_over: bool = False
     is_taken_over: bool = False
     drained: dict[str, bool] = field(default_factory=dict)

@@ -40,7 +40,9 @@ def many_keys(start: int, count: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"k": keys, "n": range(start, start + count)})
 
 
-def submit(new_env: NewEnvironment, backend: str = "hashmap", **config: object) -> JobHandle:
+def begin(
+    new_env: NewEnvironment, backend: str = "hashmap", path: Path | None = None, **config: object
+) -> JobHandle:
     env = new_env(
         config={
             "execution.checkpointing.interval": "1h",
@@ -50,7 +52,11 @@ def submit(new_env: NewEnvironment, backend: str = "hashmap", **config: object) 
     )
     stream = env.generate(numbers, rate=40_000)
     stream.key_by("k").aggregate(total=ps.sum("n")).uid("totals").discard()
-    handle = env.submit("savepoints")
+    return env.submit("savepoints", from_savepoint=path)
+
+
+def submit(new_env: NewEnvironment, backend: str = "hashmap", **config: object) -> JobHandle:
+    handle = begin(new_env, backend, **config)
     await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > KEYS)
     return handle
 
@@ -102,6 +108,11 @@ def test_a_savepoint_is_one_directory_that_may_be_moved(
     with pytest.raises(ps.JobCanceled):
         handle.wait(DEADLINE_S)
     assert check_whole(copied) == rows
+    # Whose content has changed on the way, nobody sees before it is read.
+    damaged = min((copied / "state").iterdir())
+    damaged.write_bytes(bytes(byte ^ 1 for byte in damaged.read_bytes()))
+    with pytest.raises(ps.JobFailed, match=f"which is damaged.*state/{damaged.name}"):
+        begin(new_env, backend, copied).wait(DEADLINE_S)
 
 
 def test_asked_for_twice_under_one_id_it_is_taken_once(

@@ -210,10 +210,12 @@ def test_unreadable_manifests_are_skipped_and_then_nothing_is_swept(tmp_path: Pa
     assert found.sweep is None
     assert store.list("shared/orphan")
     # What tasks could not restore, and what refers to a truncated file, is skipped as well.
-    with pytest.raises(Unrecoverable):
+    with pytest.raises(Unrecoverable, match=f"{newer.manifest_path}: .* does not exist"):
         runner(store, 2).starts.prepare(unusable=(1,))
     store.put("shared/a", [b"012345678"])
-    with pytest.raises(Unrecoverable):
+    with pytest.raises(
+        Unrecoverable, match="shared/a, which it refers to, is missing or truncated"
+    ):
         runner(store, 2).starts.prepare()
     store.put(older.manifest_path, [b"junk"])
     with pytest.raises(Unrecoverable, match=older.manifest_path):
