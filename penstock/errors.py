@@ -144,6 +144,10 @@ class NotLeader(JobManagerUnreachable):
         self.leader = leader
 
 
+class RowsComeAgain(StreamError):
+    """The JobManager that has sent rows of a ``collect()`` has ended; the next one may send some of them again."""
+
+
 class ProtocolMismatch(StreamError):
     """The two sides speak different versions (protocol, Python minor or cloudpickle)."""
 

@@ -157,6 +157,7 @@ class HeldAttempt(_message.Message):
     SAVEPOINT_ID_FIELD_NUMBER: _builtins.int
     BESIDE_FIELD_NUMBER: _builtins.int
     COMMITS_FIELD_NUMBER: _builtins.int
+    SENT_ROWS_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     """The leader under which that was started."""
     state: _client_pb2.AttemptState.ValueType
@@ -172,6 +173,8 @@ class HeldAttempt(_message.Message):
     """It was deployed beside another attempt of its subtask, of this number."""
     commits: _builtins.bool
     """It was told to commit its output."""
+    sent_rows: _builtins.bool
+    """JobManagers have taken rows of it that a collect() brings back."""
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -215,10 +218,11 @@ class HeldAttempt(_message.Message):
         savepoint_id: _builtins.int = ...,
         beside: _builtins.int | None = ...,
         commits: _builtins.bool = ...,
+        sent_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_beside", b"_beside", "attempt", b"attempt", "beside", b"beside", "endpoint", b"endpoint", "failure", b"failure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beside", b"_beside", "attempt", b"attempt", "beside", b"beside", "checkpoint_id", b"checkpoint_id", "commits", b"commits", "end_of_data", b"end_of_data", "endpoint", b"endpoint", "failure", b"failure", "found", b"found", "given", b"given", "is_incomplete", b"is_incomplete", "last_states", b"last_states", "leader_epoch", b"leader_epoch", "reads", b"reads", "savepoint_id", b"savepoint_id", "side_loaded", b"side_loaded", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_beside", b"_beside", "attempt", b"attempt", "beside", b"beside", "checkpoint_id", b"checkpoint_id", "commits", b"commits", "end_of_data", b"end_of_data", "endpoint", b"endpoint", "failure", b"failure", "found", b"found", "given", b"given", "is_incomplete", b"is_incomplete", "last_states", b"last_states", "leader_epoch", b"leader_epoch", "reads", b"reads", "savepoint_id", b"savepoint_id", "sent_rows", b"sent_rows", "side_loaded", b"side_loaded", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__beside: _TypeAlias = _typing.Literal["beside"]  # noqa: Y015
     _WhichOneofArgType__beside: _TypeAlias = _typing.Literal["_beside", b"_beside"]  # noqa: Y015

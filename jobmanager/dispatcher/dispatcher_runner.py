@@ -156,9 +156,8 @@ class DispatcherRunner:
         self._stopping = True
         self._recovery.stop()
         self.why_not_serving = "the JobManager is stopping"
-        cause = FailureCause(
-            "Unrecoverable", "JobManager stopped", timestamp_ms=self._clock.now_ms()
-        )
+        now_ms = self._clock.now_ms()
+        cause = FailureCause("Unrecoverable", "JobManager stopped", timestamp_ms=now_ms)
         for _, runner in self.jobs.running():
             if runner.outlives_jobmanager:
                 runner.post(job_events.SuspendRequested())
@@ -271,7 +270,8 @@ class DispatcherRunner:
         record.running_at_ms = options.history.running_at_ms
         runner.history.running_at_ms = lambda: record.running_at_ms
         self.jobs[job_id] = KnownJob(record, runner)
-        self._results.open(job_id, record.collect_limits, job.settings.checkpoints is not None)
+        commits, held = job.settings.checkpoints is not None, options.seeks_attempts
+        self._results.open(job_id, record.collect_limits, commits, is_held=held)
         self._idle.clear()
         self.jobs.count()
         self._start(self._supervise(job, runner))

@@ -16,7 +16,6 @@ from jobmanager.job.job_description import (
     JobDescription,
     claimed_directory,
     describe,
-    goes_on,
     is_checkpoint_path,
 )
 from jobmanager.job.job_settings import JobSettings, job_settings
@@ -79,7 +78,7 @@ def recovered(stored: StoredJob, config: Configuration, artifacts: ArtifactStore
     except StreamError as error:
         raise JobUnreadableError(f"its configuration cannot be used: {error}") from error
     _check_end(stored, settings, claimed_directory(own))
-    if not goes_on(stored.graph, settings):
+    if settings.keeps_in_jobmanager:
         if stored.record.has_committed:
             raise JobEndedError(JobState.FAILED, ENDED_COMMITTING)
         if not settings.begins_again:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from common.pb import internal_pb2
-from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.results.collect_buffer import Sequences
 from penstock.errors import Unrecoverable
 from penstock.pb import checkpoint_pb2, graph_pb2
@@ -83,6 +83,20 @@ class CollectSinks:
                 if sequence is not None or task is None or not task.finished:
                     own[index] = sequence or 0
         return found
+
+    def attempts_of(self, current: Iterable[AttemptKey]) -> Sequences:
+        """The numbers of the attempts that the sinks are in, by collect id and subtask index.
+
+        Args:
+            current: the attempts that count of the job.
+        """
+        numbers: dict[str, dict[int, int]] = {}
+        for key in current:
+            numbers.setdefault(key.vertex, {})[key.subtask_index] = key.attempt
+        return {
+            collect_id: numbers.get(vertex, {})
+            for (vertex, _), collect_id in self._collect_ids.items()
+        }
 
     def last_states(
         self, subtasks: Iterable[SubtaskId]

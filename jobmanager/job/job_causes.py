@@ -134,6 +134,26 @@ def not_taken_over(gone: Sequence[SubtaskId], broken: Sequence[SubtaskId]) -> Fa
     return being_restarted(str(broken[0]))
 
 
+def collected_rows_lost(sinks: Sequence[SubtaskId], *, begins_again: bool) -> FailureCause:
+    """Rows were on their way to a client when their JobManager ended.
+
+    Args:
+        sinks: that had sent some.
+        begins_again: these are made again.
+    """
+    named, more = ", ".join(map(str, sinks[:5])), ", ..." if len(sinks) > 5 else ""
+    told = (
+        "they begin again, which is no failure"
+        if begins_again
+        else "the job has no restart strategy, so it ends: submit it again"
+    )
+    return FailureCause(
+        "CollectedRowsLost",
+        f"rows of collect() that {named}{more} had sent were held by the JobManager that led before, and are lost "
+        f"with it: {told}",
+    )
+
+
 def being_restarted(what: str = "the job") -> FailureCause:
     """It goes on with a restart that an earlier JobManager had begun."""
     return FailureCause(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, assert_never
 
 import structlog
@@ -23,7 +23,7 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.checkpoint.repeated_output import RepeatedOutput
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
-from jobmanager.graph.execution_attempt import SubtaskId
+from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.job.checkpoint_gauges import CheckpointGauges
 from jobmanager.job.checkpoint_reports_runner import CheckpointReportsRunner
 from jobmanager.job.checkpoint_requests_runner import CheckpointRequestsRunner
@@ -220,8 +220,9 @@ class JobCheckpointsRunner:
         if self._store is not None:
             self.gauges.note_started(self._clock.now_ms())
 
-    def note_takeover(self, *, go_on: bool) -> None:
-        """What an earlier JobManager has deployed was looked for: whether it goes on."""
+    def note_takeover(self, current: Iterable[AttemptKey], *, go_on: bool) -> None:
+        """What an earlier JobManager has deployed was looked for: whether it goes on, and which attempts count."""
+        self._starts.note_takeover(current, go_on=go_on)
         if self._savepoints is not None:
             self._savepoints.note_takeover(go_on=go_on)
 

@@ -74,7 +74,7 @@ class JobDescription:
     @property
     def goes_on(self) -> bool:
         """True when what one JobManager has deployed of it can run on under the next."""
-        return goes_on(self.graph, self.settings)
+        return not self.settings.keeps_in_jobmanager
 
     @property
     def outlives_jobmanager(self) -> bool:
@@ -128,21 +128,6 @@ class JobDescription:
         if self.checkpoint_directory:
             return open_store(self.checkpoint_directory)
         return MemoryStore(self.settings.memory_max_bytes)
-
-
-def goes_on(graph: graph_pb2.JobGraph, settings: JobSettings) -> bool:
-    """Whether what one JobManager has deployed of a job can run on under the next."""
-    return not (settings.keeps_in_jobmanager or _collects(graph))
-
-
-def _collects(graph: graph_pb2.JobGraph) -> bool:
-    """Whether rows go to the JobManager, whose end they do not outlive."""
-    return any(
-        operator.sink.HasField("collect")
-        for vertex in graph.vertices
-        for operator in vertex.operators
-        if operator.WhichOneof("spec") == "sink"
-    )
 
 
 def _coordinator(

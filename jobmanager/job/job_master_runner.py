@@ -270,7 +270,8 @@ class JobMasterRunner:
         if self._trace is not None:
             self._trace.note(event, effects, self._clock.now_ms())
         if isinstance(event, job_events.AttemptsFound) and not self._is_ending:
-            self.checkpoints.note_takeover(go_on=self.master.was_taken_over)
+            current = (attempt.key for attempt in self.master.graph.current())
+            self.checkpoints.note_takeover(current, go_on=self.master.was_taken_over)
         self.history.note()
         if isinstance(event, job_events.SlotsGranted):
             # Jobs that were accepted while no TaskManager was there are checked now.

@@ -7,7 +7,7 @@ behind that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import structlog
 
@@ -17,6 +17,7 @@ from jobmanager.checkpoint.claimed_head_store import CheckpointsUnreadable
 from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.failover.rebuilt_regions import rebuilt_vertices
 from jobmanager.failover.regions import RegionGraph
+from jobmanager.graph.execution_attempt import AttemptKey
 from jobmanager.job.checkpoint_reports_runner import CheckpointReportsRunner
 from jobmanager.job.checkpoint_storing_runner import CheckpointStoringRunner
 from jobmanager.job.collect_sinks import CollectSinks
@@ -29,6 +30,7 @@ from jobmanager.job.savepoints_runner import SavepointsRunner
 from jobmanager.job.sweeps_runner import SweepsRunner
 from jobmanager.job.user_operations_runner import UserOperationsRunner
 from jobmanager.messages import job_effects, job_events
+from jobmanager.results.collect_buffer import Sequences
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.graph_convert import plan_of
 from penstock.errors import Fenced, StoreTransient, StreamError
@@ -101,6 +103,8 @@ class StartPreparationRunner:
         self._may_be_unreadable = is_recovered
         self.restored: RestoredTasks = {}
         self.problem = ""
+        self._undecided: tuple[int, Sequences] | None = None
+        """Where collect sinks begin if nothing of an earlier JobManager goes on."""
         self._log = structlog.get_logger(__name__).bind(job_id=job.job_id)
 
     async def prepare(self, effect: job_effects.PrepareStart) -> None:
@@ -115,12 +119,22 @@ class StartPreparationRunner:
             self._post(job_events.StartNotPrepared(attempt, cause))
         else:
             sequences = self._collects.restored(self.restored, effect.subtasks)
-            self._results.restart(self._job_id, attempt, sequences)
+            if effect.may_run:
+                self._undecided = attempt, sequences
+            else:
+                self._results.restart(self._job_id, attempt, sequences)
             if event.restored is not None:
                 self._log.info(
                     "job.restoring", attempt=attempt, checkpoint_id=event.restored.checkpoint_id
                 )
             self._post(event)
+
+    def note_takeover(self, current: Iterable[AttemptKey], *, go_on: bool) -> None:
+        """What an earlier JobManager has deployed was looked for: rows of the attempts that count are taken now."""
+        if self._undecided is not None and not go_on:
+            self._results.restart(self._job_id, *self._undecided)
+        self._undecided = None
+        self._results.release(self._job_id, self._collects.attempts_of(current))
 
     async def _prepared_at_last(self, effect: job_effects.PrepareStart) -> job_events.StartPrepared:
         """Where storage that is not there yet is no end of the job, it is waited for."""

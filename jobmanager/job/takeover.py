@@ -3,7 +3,8 @@
 TaskManagers tell what they run; from that, and from the checkpoint that HEAD names, the job is put together as its
 JobManager knew it: attempts, slots, kept rows, splits. What is missing, was being ended, or reads the rows of an
 attempt that is no more (``found_reads``), has failed, and is restarted as after any failure; where their JobManager had
-counted that restart already, the rest of its delay is waited for, and it counts once. Of two attempts of a subtask the newer counts, and of
+counted that restart already, the rest of its delay is waited for, and it counts once. What has sent
+rows to a client begins again as well: they went with the JobManager that had them. Of two attempts of a subtask the newer counts, and of
 an attempt and its rivals the one that is further; the others end. Checkpoints that were under way are void, the newest completed one is told of once more, and the next is taken at once.
 
 Invariants: whoever goes on reads from those who go on; each slot that was found is the job's or is freed; splits are
@@ -28,7 +29,7 @@ from jobmanager.job.failover import ALL
 from jobmanager.job.found_reads import Newest, checked_reads, newest_of
 from jobmanager.job.found_stages import DoneStage, done_stages, known_stages, unbegun
 from jobmanager.job.groups import Group, GroupEvent
-from jobmanager.job.job_causes import not_taken_over
+from jobmanager.job.job_causes import collected_rows_lost, not_taken_over
 from jobmanager.job.job_parts import Failed, JobParts, PartEffect
 from jobmanager.job.slot_lease import free_stray
 from jobmanager.job.source_splits import SourceSplits
@@ -83,7 +84,8 @@ class Takeover:
         late = self._unbegun(newest, done, restored, event)
         parts.failover.go_on(is_cut=self._is_cut(newest))
         reads = checked_reads(newest, plan, done, parts.failover.spares)
-        broken = (parts.groups.all - able - done - late) | reads.broken
+        lost = frozenset(s for s, one in newest.items() if one.sent_rows)
+        broken = (parts.groups.all - able - done - late) | reads.broken | lost
         for taskmanager_id, endpoint in event.endpoints:
             parts.lease.note_partition_endpoint(taskmanager_id, endpoint)
         broken |= self._adopt_attempts(newest, broken, stages, late)
@@ -107,11 +109,13 @@ class Takeover:
         if broken:
             failures = [one.failure for one in newest.values() if one.failure is not None]
             gone = sorted(parts.groups.all - newest.keys() - done - late)
-            cause = failures[0] if failures else not_taken_over(gone, sorted(broken))
             failed = ALL if broken == parts.groups.all else broken
             # What had done its work has not failed: only what checkpoints need of it is known to nobody.
             is_lost = any(subtask not in event.ended for subtask in gone)
             is_free = parts.options.begins_again and not (failures or is_lost)
+            cause = failures[0] if failures else not_taken_over(gone, sorted(broken))
+            if lost and not (failures or is_lost):
+                cause = collected_rows_lost(sorted(lost), begins_again=is_free)
             resumes = parts.failover.was_restarting(broken) or self._were_ended(newest, broken)
             effects.append(Failed(cause, failed, is_free=is_free, resumes=resumes))
         return effects

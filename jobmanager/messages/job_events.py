@@ -105,6 +105,7 @@ class FoundAttempt:
         savepoint_id: the newest that it was told to take, where no checkpoint has been completed since; 0 = none.
         beside: the number of the attempt that it was to be a rival of; None = of none.
         commits: it was told to commit its output.
+        sent_rows: an earlier JobManager has taken rows of it, to bring them back to a client.
     """
 
     key: AttemptKey
@@ -123,6 +124,7 @@ class FoundAttempt:
     savepoint_id: int = 0
     beside: int | None = None
     commits: bool = False
+    sent_rows: bool = False
 
     @property
     def goes_on(self) -> bool:

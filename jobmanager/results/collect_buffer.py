@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 Sequences = Mapping[str, Mapping[int, int]]
-"""Collect id -> subtask index -> sequence number of the next chunk."""
+"""Collect id -> subtask index -> a number: that of the next chunk, or of an attempt."""
 
 
 class Verdict(enum.Enum):

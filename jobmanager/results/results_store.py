@@ -36,7 +36,9 @@ class ResultsOverflow(Unrecoverable):
 class _Results:
     """One collect sink."""
 
-    def __init__(self, limit: int, waits_for_commits: bool) -> None:
+    def __init__(self, limit: int, waits_for_commits: bool, *, is_held: bool) -> None:
+        self.is_held = is_held
+        """Nobody knows yet whose rows count."""
         spill = SpillStore() if waits_for_commits else None
         self.buffer = CollectBuffer(BUFFER_BYTES_MAX, limit, spill, SPILL_BYTES_MAX)
         self.attempts: dict[int, int] = {}
@@ -60,15 +62,35 @@ class ResultsStore:
         # In order of the jobs' acceptance.
         self._results: dict[tuple[str, str], _Results] = {}
 
-    def open(self, job_id: str, limits: dict[str, int], takes_checkpoints: bool = False) -> None:
+    def open(
+        self,
+        job_id: str,
+        limits: dict[str, int],
+        takes_checkpoints: bool = False,
+        *,
+        is_held: bool = False,
+    ) -> None:
         """A job with these collect sinks has been accepted.
 
         Args:
             limits: collect id -> limit of rows, 0 = none.
             takes_checkpoints: rows wait until one covers them.
+            is_held: none are taken before ``release``: an earlier JobManager has run the job.
         """
         for collect_id, limit in limits.items():
-            self._results[job_id, collect_id] = _Results(limit, takes_checkpoints)
+            self._results[job_id, collect_id] = _Results(limit, takes_checkpoints, is_held=is_held)
+
+    def release(self, job_id: str, attempts: Sequences) -> None:
+        """It is known what of the job goes on.
+
+        Args:
+            attempts: that count: collect id -> subtask index -> number.
+        """
+        for (owner, collect_id), results in self._results.items():
+            if owner == job_id:
+                results.is_held = False
+                results.attempts |= attempts.get(collect_id, {})
+                results.wake()
 
     def commit(self, job_id: str, sequences: Sequences) -> None:
         """A checkpoint is complete that covers the chunks below these sequence numbers."""
@@ -145,6 +167,9 @@ class ResultsStore:
                 while True:
                     if results.ended:
                         return True
+                    if results.is_held:
+                        await results.changed.wait()
+                        continue
                     if attempt < results.attempts.get(subtask_index, 0):
                         raise Fenced(f"attempt {attempt} of job {job_id} is over")
                     verdict = results.buffer.verdict(subtask_index, sequence, len(chunk.arrow))

@@ -48,4 +48,5 @@ def found_attempt(
         savepoint_id=held.savepoint_id,
         beside=held.beside if held.HasField("beside") else None,
         commits=held.commits,
+        sent_rows=held.sent_rows,
     )

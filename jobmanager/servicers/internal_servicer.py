@@ -18,7 +18,7 @@ from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.leader_store import LeaderStore
 from penstock.config import Configuration
-from penstock.errors import Fenced
+from penstock.errors import Fenced, StoreTransient
 
 _PUSH_MARGIN_S = 0.25
 _PUSH_WAIT_MAX_S = 60.0
@@ -96,7 +96,12 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
         self, request: internal_pb2.PushResultsRequest, context: Any
     ) -> internal_pb2.PushResultsResponse:
         """Rows of a collect sink; answered when there is room."""
-        self._check_epoch(request.leader_epoch)
+        if request.leader_epoch != self._leader.epoch:
+            # Its attempt may go on: that is known when its TaskManager has registered here.
+            raise StoreTransient(
+                f"leader epoch {request.leader_epoch} is over, this JobManager leads "
+                f"{self._leader.epoch}: register, then push again"
+            )
         remaining_s = context.time_remaining()
         wait_s = _PUSH_WAIT_MAX_S if remaining_s is None else max(0.0, remaining_s - _PUSH_MARGIN_S)
         try:

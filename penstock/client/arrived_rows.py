@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from penstock.errors import JobRejected, StoreTransient, StreamError
+from penstock.errors import JobRejected, RowsComeAgain, StoreTransient, StreamError
 from penstock.storage.spill_store import SpillStore
 
 _log = logging.getLogger("penstock")
@@ -57,6 +57,8 @@ class ArrivedRows:
         self._spill = SpillStore()
         weakref.finalize(self, self._spill.clear)
         self._is_large = False
+        self._were_seen = False
+        """A loop has been given some."""
         self._has_ended = False
         self._error: StreamError | None = None
 
@@ -119,11 +121,22 @@ class ArrivedRows:
                 self._break(error)
             self._changed.notify_all()
 
-    def _break(self, error: StreamError) -> None:
-        self._error = error
+    def begin_again(self, reason: RowsComeAgain) -> None:
+        """All rows come anew; raises the reason where a loop has seen some."""
+        with self._changed:
+            if self._were_seen:
+                raise reason
+            self._drop_all()
+            self._next = 0
+
+    def _drop_all(self) -> None:
         self._entries.clear()
         self._memory_bytes = 0
         self._spill.clear()
+
+    def _break(self, error: StreamError) -> None:
+        self._error = error
+        self._drop_all()
         self._changed.notify_all()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -166,6 +179,7 @@ class ArrivedRows:
             if position == self._next:
                 return None
             batch = self._batch(position)
+            self._were_seen = True
             if self._is_large and not self._has_ended:
                 self._drop_to(position)
             return batch

@@ -28,6 +28,7 @@ from penstock.client.uploads import Uploadable, artifact_id_of, pieces_of, uploa
 from penstock.errors import (
     JobManagerUnreachable,
     JobRejected,
+    RowsComeAgain,
     StreamError,
 )
 from penstock.pb import checkpoint_pb2, client_pb2, client_pb2_grpc, graph_pb2
@@ -325,13 +326,33 @@ class Client:
     def fetch_results(self, job_id: str, collect_id: str) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Rows of a collect sink as (subtask index, batch), in order per subtask.
 
-        Ends when the job has ended and all rows are here, however it ended.
+        Ends when the job has ended and all rows are here, however it ended. Where another JobManager leads before any
+        row has come, it is asked for them.
+
+        Raises:
+            RowsComeAgain: another one leads, and some have come: to fetch them once more gives all that there are.
         """
         request = client_pb2.FetchResultsRequest(job_id=job_id, collect_id=collect_id)
-        for chunk in self._stream(lambda stub: stub.FetchResults, request):
-            with pa.ipc.open_stream(pa.py_buffer(chunk.arrow)) as reader:
-                for batch in reader:
-                    yield chunk.subtask_index, batch
+        has_some = False
+        while True:
+            try:
+                for chunk in self._stream(lambda stub: stub.FetchResults, request):
+                    has_some = True
+                    with pa.ipc.open_stream(pa.py_buffer(chunk.arrow)) as reader:
+                        for batch in reader:
+                            yield chunk.subtask_index, batch
+            except JobManagerUnreachable as error:
+                if not self._connection.has_standbys:
+                    raise
+                if has_some:
+                    raise RowsComeAgain(
+                        f"rows of {collect_id!r} came from a JobManager that has ended, and the next one may send "
+                        "some of them again: read them with to_arrow() or to_pylist(), which begin again then, or "
+                        "write them to files"
+                    ) from error
+                self.hello()  # waits for who takes over
+            else:
+                return
 
     def logs(
         self, job_id: str, vertex: str = "", subtask_index: int = -1

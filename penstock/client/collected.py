@@ -10,7 +10,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.client.arrived_rows import MEMORY_BYTES_MAX, SEEN_BY_A_LOOP, ArrivedRows
-from penstock.errors import JobRejected, StreamError
+from penstock.errors import JobRejected, RowsComeAgain, StreamError
 
 FetchRows = Callable[[], Iterable[tuple[int, pa.RecordBatch]]]
 """The rows of one collect sink as (subtask index, batch), in order per subtask; ends with the job."""
@@ -150,6 +150,19 @@ class CollectedRows(Sequence[CollectedRow]):
         """
         arrived = self._arrived
         assert arrived is not None, "claimed before"
+        try:
+            while not self._has_drained(arrived):
+                pass
+        except StreamError as error:
+            arrived.end(error)
+            raise
+        except BaseException:
+            arrived.end(StreamError(f"fetching the rows of {self.collect_id!r} broke off"))
+            raise
+        arrived.end()
+
+    def _has_drained(self, arrived: ArrivedRows) -> bool:
+        """Takes all rows; False = another JobManager leads, and all of them are to be taken anew."""
         rows = 0
         try:
             for subtask_index, received in self._begin()():
@@ -158,13 +171,10 @@ class CollectedRows(Sequence[CollectedRow]):
                 arrived.put(subtask_index, batch)
                 if self._has_limit_at(rows):
                     break  # the job may be endless, and no more rows of it are sent
-        except StreamError as error:
-            arrived.end(error)
-            raise
-        except BaseException:
-            arrived.end(StreamError(f"fetching the rows of {self.collect_id!r} broke off"))
-            raise
-        arrived.end()
+        except RowsComeAgain as error:
+            arrived.begin_again(error)
+            return False
+        return True
 
     def _cut(self, batch: pa.RecordBatch, rows_before: int) -> pa.RecordBatch:
         return batch.slice(0, self.limit - rows_before) if self.limit else batch

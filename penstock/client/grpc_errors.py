@@ -43,6 +43,7 @@ STATUS_BY_CLASS: Final[dict[type[StreamError], grpc.StatusCode]] = {
     errors.JobNotFound: _Status.NOT_FOUND,
     errors.JobManagerUnreachable: _Status.UNAVAILABLE,
     errors.NotLeader: _Status.UNAVAILABLE,
+    errors.RowsComeAgain: _Status.ABORTED,
     errors.ProtocolMismatch: _Status.FAILED_PRECONDITION,
     errors.Fenced: _Status.FAILED_PRECONDITION,
     errors.Unauthenticated: _Status.UNAUTHENTICATED,

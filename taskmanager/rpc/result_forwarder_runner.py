@@ -88,6 +88,7 @@ class ResultForwarder:
                     f"the JobManager did not take rows of collect {results.collect_id}: {error}"
                 )
                 return
+            slot.attempts.sent_rows(results.attempt)
             await slot.send(
                 internal_pb2.SlotCommand(
                     results_taken=internal_pb2.ResultsTaken(
@@ -109,14 +110,14 @@ class ResultForwarder:
             job_id=job_id,
             collect_id=results.collect_id,
             chunk=results.chunk,
-            leader_epoch=self._leader_epoch(),
             attempt=results.attempt.attempt,
         )
         while True:
+            request.leader_epoch = self._leader_epoch()
             try:
                 return (await self._client.push_results(request, _PUSH_TIMEOUT_S)).satisfied
             except Fenced as error:
-                # The job has ended, or another leader has it: its slot is about to be freed.
+                # The job has ended, or goes on with another attempt: its slot is about to be freed.
                 self._log.warning("results.fenced", job_id=job_id, reason=str(error))
                 return True
             except StreamError as error:

@@ -57,6 +57,8 @@ class AttemptHistory:
         self._checkpoint_id = deployment.restore.checkpoint_id
         self._beside = deployment.beside if deployment.HasField("beside") else None
         self._commits = False
+        self.sent_rows = False
+        """A JobManager has taken rows of it."""
         self._savepoint_id = 0
         self._reads: dict[tuple[str, str, int], int] = {}
         """Edge, and vertex and index of a producer on it -> the attempt that is read."""
@@ -212,6 +214,7 @@ class AttemptHistory:
             savepoint_id=self._savepoint_id,
             beside=self._beside,
             commits=self._commits,
+            sent_rows=self.sent_rows,
         )
 
 

@@ -111,6 +111,12 @@ class AttemptTable:
         if record is not None:
             record.history.arrived(event)
 
+    def sent_rows(self, attempt: internal_pb2.AttemptId) -> None:
+        """The JobManager has taken rows that an attempt brings back."""
+        record = self._records.get(key_of(attempt))
+        if record is not None:
+            record.history.sent_rows = True
+
     def held(
         self, endpoint: internal_pb2.DataEndpoint, leader_epoch: int
     ) -> list[internal_pb2.HeldAttempt]:

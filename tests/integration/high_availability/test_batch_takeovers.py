@@ -12,6 +12,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,44 @@ def test_rivals_end_with_their_leader_and_whoever_is_read_counts(
         assert handle.wait(60.0).status == "FINISHED"
         assert handle.exceptions() == []
     assert sorted(pq.read_table(tmp_path / "out")["n"].to_pylist()) == list(range(ROWS))
+
+
+def slowed(root: Path) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """Takes its time for each batch until a file is there."""
+    gate = str(root / "reads")
+
+    def slow(batch: pa.RecordBatch) -> pa.RecordBatch:
+        time.sleep(0 if Path(gate).exists() else 0.1)
+        return batch
+
+    return slow
+
+
+def test_collected_rows_are_all_there_and_what_had_sent_some_begins_again_without_a_failure(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    with ps.Environment(
+        cluster.address, parallelism=2, config=CONFIG | {"execution.batch-rows": 20}
+    ) as env:
+        numbers = env.source(HeldHalfway(0, tmp_path / "left")).key_by("key")
+        rows = numbers.map_batches(slowed(tmp_path), schema=SCHEMA).collect()
+        handle = env.submit("collected")
+        watched = Watched(cluster, handle)
+        writing = watched.await_states("RUNNING", "CREATED")
+        kill_leader(cluster)
+        goes_on = watched.await_states("RUNNING", "CREATED")
+        assert [goes_on["v0", i] for i in (0, 1)] == [writing["v0", i] for i in (0, 1)]
+        with ThreadPoolExecutor(1) as threads:
+            collected = threads.submit(rows.to_arrow)
+            (tmp_path / "left").touch()
+            sending = watched.await_states("FINISHED", "RUNNING")
+            await_details(handle, lambda metrics, _: metrics["vertices"]["v1"]["records_out"] > 0)
+            kill_leader(cluster)
+            (tmp_path / "reads").touch()
+            assert sorted(collected.result(60.0)["n"].to_pylist()) == list(range(ROWS))
+        assert handle.wait(60.0).status == "FINISHED"
+        ended = placed(handle.details())
+        assert [ended["v0", i].attempt for i in (0, 1)] == [sending["v0", i][0] for i in (0, 1)]
+        (entry,) = handle.exceptions()
+        assert (entry.root_cause.error_class, entry.delay_ms) == ("CollectedRowsLost", 0)
+        assert entry.restarted == ("v1/0..1",)

@@ -121,6 +121,26 @@ def test_rows_wait_for_their_checkpoint_and_are_taken_back_at_a_restart() -> Non
     asyncio.run(scenario())
 
 
+def test_behind_another_jobmanager_rows_wait_until_it_is_known_whose_count() -> None:
+    async def scenario() -> None:
+        store = ResultsStore()
+        store.open("j", {"c": 0}, is_held=True)
+        early, late = (
+            asyncio.ensure_future(store.push("j", "c", chunk(0, [number]), 60, attempt=number))
+            for number in (1, 2)
+        )
+        done, _ = await asyncio.wait([early, late], timeout=0)
+        assert not done
+        store.release("j", {"c": {0: 2}})
+        with pytest.raises(Fenced, match="attempt 1"):
+            await early
+        await late
+        store.end("j", is_finished=True)
+        assert [rows(one.arrow) async for one in store.fetch("j", "c")] == [[2]]
+
+    asyncio.run(scenario())
+
+
 def test_a_job_that_did_not_finish_shows_committed_rows_only() -> None:
     async def scenario() -> None:
         store = ResultsStore()

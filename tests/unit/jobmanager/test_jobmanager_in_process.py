@@ -489,7 +489,7 @@ def test_a_sweep_that_fails_does_no_harm(
     run(scenario)
 
 
-def test_stopping_fails_running_jobs_and_a_successor_has_a_higher_epoch(
+def test_stopping_fails_jobs_that_nobody_can_go_on_with_and_a_successor_has_a_higher_epoch(
     cluster_of: Any, make_graph: Any
 ) -> None:
     async def scenario() -> None:
@@ -498,7 +498,10 @@ def test_stopping_fails_running_jobs_and_a_successor_has_a_higher_epoch(
             async with cluster_of() as cluster:
                 taskmanager = await cluster.add("tm1")
                 epochs.append(taskmanager.leader_epoch)
-                await cluster.submit(make_graph(), job_id)
+                graph = make_graph()
+                # Its checkpoints go with the JobManager, so nobody can go on with it.
+                graph.config["execution.checkpointing.storage"] = "jobmanager"
+                await cluster.submit(graph, job_id)
                 await cluster.wait_for(job_id, "RUNNING")
                 await cluster.jobmanager.dispatcher.stop()
                 failure = (await cluster.wait_for(job_id, "FAILED")).failure

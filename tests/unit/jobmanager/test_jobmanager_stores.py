@@ -65,10 +65,8 @@ def test_jobs_of_a_killed_jobmanager_are_shown_as_failed_and_kept_where_they_can
     leader = LeaderStore(kept, "kept")
     leader.take_over()
     store = JobStore(LocalStore(tmp_path / "jobmanager" / "jobs"), "jobs", leader)
-    rows = graph_pb2.Operator(uid="rows")
-    rows.sink.collect.collect_id = "rows"  # which no other JobManager has
-    vertex = graph_pb2.Vertex(id="v0", parallelism=1, operators=[rows])
-    store.save(lost, graph_pb2.JobGraph(name="lost", vertices=[vertex]), 1)
+    in_memory = {"execution.checkpointing.storage": "jobmanager"}  # which no other JobManager has
+    store.save(lost, graph_pb2.JobGraph(name="lost", config=in_memory), 1)
     store.save(damaged, graph_pb2.JobGraph(), 2)
     path = JobRecords(tmp_path).path(damaged)
     path.write_bytes(b"\xff\xff")
