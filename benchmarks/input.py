@@ -6,12 +6,14 @@ row, so that event time advances in all parts alike. Event times are slightly ou
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 BATCH_ROWS = 8192
 ROWS_PER_MS = 1000
@@ -30,7 +32,13 @@ _BATCHES_PER_CHUNK = 128
 
 
 def write_parts(
-    directory: Path, rows: int, keys: int, parts: int, skew: float, seed: int = 7
+    directory: Path,
+    rows: int,
+    keys: int,
+    parts: int,
+    skew: float,
+    rows_per_ms: int = ROWS_PER_MS,
+    seed: int = 7,
 ) -> list[Path]:
     """Writes the input; returns one file per part."""
     paths = []
@@ -38,14 +46,14 @@ def write_parts(
         path = directory / f"part-{part}.arrow"
         part_rows = rows // parts + (part < rows % parts)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, SCHEMA) as writer:
-            for batch in _batches(part_rows, keys, part, parts, skew, seed):
+            for batch in _batches(part_rows, keys, part, parts, skew, rows_per_ms, seed):
                 writer.write_batch(batch)
         paths.append(path)
     return paths
 
 
 def _batches(
-    rows: int, keys: int, part: int, parts: int, skew: float, seed: int
+    rows: int, keys: int, part: int, parts: int, skew: float, rows_per_ms: int, seed: int
 ) -> Iterator[pa.RecordBatch]:
     random = np.random.default_rng(seed + part)
     chosen = _keys(keys, skew, random)
@@ -58,7 +66,7 @@ def _batches(
             chosen(count),
             random.integers(0, 1_000_000, count),
             random.integers(1, 10_000, count),
-            position // ROWS_PER_MS - jitter + OUT_OF_ORDERNESS_MS,
+            position // rows_per_ms - jitter + OUT_OF_ORDERNESS_MS,
         ]
         extra = _EXTRAS.take(pa.array(random.integers(0, len(_EXTRAS), count)))
         chunk = pa.RecordBatch.from_arrays([*map(pa.array, columns), extra], schema=SCHEMA)
@@ -82,7 +90,28 @@ def _keys(
 
 def input_batches(rows: int, keys: int, seed: int = 7) -> Iterator[pa.RecordBatch]:
     """The rows of one part that is all of the input."""
-    return _batches(rows, keys, 0, 1, 0.0, seed)
+    return _batches(rows, keys, 0, 1, 0.0, ROWS_PER_MS, seed)
+
+
+def as_parquet(paths: list[Path]) -> list[Path]:
+    """Writes the parts as Parquet in their places."""
+    written = []
+    for path in paths:
+        target = path.with_suffix(".parquet")
+        with pq.ParquetWriter(target, SCHEMA) as writer:
+            batches = read_batches([path])
+            while group := list(itertools.islice(batches, _BATCHES_PER_CHUNK)):
+                writer.write_table(pa.Table.from_batches(group))
+        path.unlink()
+        written.append(target)
+    return written
+
+
+def read_parquet(paths: list[Path]) -> Iterator[pa.RecordBatch]:
+    """The batches of Parquet files, read in the calling thread."""
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(BATCH_ROWS, use_threads=False)
 
 
 def read_batches(paths: list[Path]) -> Iterator[pa.RecordBatch]:

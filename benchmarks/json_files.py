@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 import penstock as ps
+from benchmarks.function_workloads import to_euro
 from benchmarks.input import BATCH_ROWS, input_batches
 from benchmarks.measure import JobSettings, bench_cluster, memory_directory, result, run_job
-from benchmarks.workloads import RATE, to_euro
+from benchmarks.workload import RATE
 
 JSON_ROWS = 2_000_000
 OUTPUT = pa.schema([("auction", pa.int64()), ("bids", pa.int64()), ("total", pa.float64())])

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 import penstock as ps
-from benchmarks.input import read_batches, write_parts
-from benchmarks.workloads import Workload
+from benchmarks.input import as_parquet, read_batches, read_parquet, write_parts
+from benchmarks.workload import WINDOW_MS, Workload
 from penstock.client.client import Client
 from penstock.client.job_checkpoints import Checkpoint
 from penstock.client.termination import terminates_as_exception
@@ -25,6 +25,7 @@ from taskmanager.processes.fork_protocol import PARTITION_SERVER_NAME
 
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 _SLOTS_FREE_DEADLINE_S = 10.0
+_PARQUET_WINDOWS = 100
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def measure_limit(workload: Workload, paths: list[Path]) -> float:
     """Seconds that plain pyarrow takes in one thread."""
     pa.set_cpu_count(1)
     started = time.perf_counter()
-    workload.limit(read_batches(paths))
+    workload.limit((read_parquet if workload.reads_parquet else read_batches)(paths))
     return time.perf_counter() - started
 
 
@@ -126,7 +127,8 @@ def measure_job(
     """Runs the workload once."""
 
     def build(env: ps.Environment) -> None:
-        workload.job(env.read_arrow(str(directory)))
+        read = env.read_parquet if workload.reads_parquet else env.read_arrow
+        workload.job(read(str(directory)))
 
     return run_job(workload.name, build, cluster, settings)
 
@@ -180,7 +182,7 @@ def run(
     parallelism = settings.parallelism
     variants = [*(settings.counterparts() if pairs else ()), settings]
     with memory_directory() as directory, bench_cluster(parallelism) as cluster:
-        paths = write_parts(directory, rows, keys, parallelism, skew)
+        paths = _write_input(workload, directory, rows, keys, parallelism, skew)
         measure_job(workload, cluster, directory, settings)  # warms cluster and page tables
         for _ in range(repeat):
             limit_s = measure_limit(workload, paths)
@@ -195,6 +197,15 @@ def run(
                     "checkpoints": measured.checkpoints,
                     "limit_rows_per_s": round(rows / limit_s),
                 }
+
+
+def _write_input(
+    workload: Workload, directory: Path, rows: int, keys: int, parts: int, skew: float
+) -> list[Path]:
+    if not workload.reads_parquet:
+        return write_parts(directory, rows, keys, parts, skew)
+    rows_per_ms = max(1, rows // (_PARQUET_WINDOWS * WINDOW_MS))
+    return as_parquet(write_parts(directory, rows, keys, parts, skew, rows_per_ms))
 
 
 def result(
@@ -231,7 +242,7 @@ def run_limit(
 ) -> Iterator[dict[str, Any]]:
     """The work of ``workload`` as plain pyarrow in one thread, without a cluster."""
     with memory_directory() as directory:
-        paths = write_parts(directory, rows, keys, 1, skew)
+        paths = _write_input(workload, directory, rows, keys, 1, skew)
         measure_limit(workload, paths)
         for _ in range(repeat):
             cpu_before = time.process_time()

@@ -30,7 +30,8 @@ import pyarrow.parquet as pq
 import penstock as ps
 from benchmarks.input import SCHEMA, input_batches
 from benchmarks.measure import await_free_slots, bench_cluster
-from benchmarks.workloads import MIN_PRICE, RATE
+from benchmarks.workload import RATE
+from benchmarks.workloads import MIN_PRICE
 from penstock import col
 from penstock.client.client import Client
 from penstock.config import Configuration

@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from collections.abc import Sequence
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
 import penstock as ps
+from benchmarks import function_workloads as functions
+from benchmarks.workload import (
+    RATE,
+    WINDOW_MS,
+    Batches,
+    Workload,
+    group,
+    keep_largest,
+    with_slices,
+    with_time,
+)
 from penstock import col
 
-WINDOW_MS = 10_000
 SLIDE_MS = 2_000
 SESSION_GAP_MS = 10_000
 MIN_PRICE = 1000
-RATE = 0.908
-
-Batches = Iterator[pa.RecordBatch]
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """One workload.
-
-    Attributes:
-        job: adds the job to an environment, from its input stream.
-        limit: does the same work over batches with pyarrow alone.
-    """
-
-    name: str
-    description: str
-    job: Callable[[ps.Stream], None]
-    limit: Callable[[Batches], object]
-
-
-# ---------------------------------------------------------------- w0 to w2
+# ---------------------------------------------------------------- columns
 
 
 def w0(stream: ps.Stream) -> None:
@@ -70,7 +59,7 @@ def w1_limit(batches: Batches) -> int:
 
 def w2(stream: ps.Stream) -> None:
     (
-        _with_time(stream)
+        with_time(stream)
         .key_by("auction")
         .window(ps.tumbling(WINDOW_MS))
         .aggregate(bids=ps.count(), total=ps.sum("price"), best=ps.max("price"))
@@ -81,14 +70,14 @@ def w2(stream: ps.Stream) -> None:
 
 def w2_limit(batches: Batches) -> pa.Table:
     partials = [
-        _group(
-            _with_slices(batch, WINDOW_MS),
+        group(
+            with_slices(batch, WINDOW_MS),
             ["auction", "slice"],
             [("price", "count"), ("price", "sum"), ("price", "max")],
         )
         for batch in batches
     ]
-    return _group(
+    return group(
         pa.concat_tables(partials),
         ["auction", "slice"],
         [("price_count", "sum"), ("price_sum", "sum"), ("price_max", "max")],
@@ -103,116 +92,32 @@ def w3(stream: ps.Stream) -> None:
 
 def w3_limit(batches: Batches) -> pa.Table:
     partials = [
-        _group(pa.table(batch), ["auction"], [("price", "count"), ("price", "sum")])
+        group(pa.table(batch), ["auction"], [("price", "count"), ("price", "sum")])
         for batch in batches
     ]
-    return _group(
+    return group(
         pa.concat_tables(partials), ["auction"], [("price_count", "sum"), ("price_sum", "sum")]
     )
 
 
-class Converted(TypedDict):
-    """A bid in another currency."""
-
-    auction: int
-    euro: float
+def count_distinct(stream: ps.Stream) -> None:
+    """Different bidders of an auction so far."""
+    stream.key_by("auction").aggregate(bidders=ps.count_distinct("bidder")).uid("cd").discard()
 
 
-def to_euro(bid: Any) -> Converted:
-    """What w4 does per row before the key."""
-    return {"auction": bid.auction, "euro": bid.price * RATE}
+def count_distinct_limit(batches: Batches) -> pa.Table:
+    rows = pa.concat_tables([pa.table(batch) for batch in batches])
+    return group(rows, ["auction"], [("bidder", "count_distinct")])
 
 
-class BestSoFar(ps.KeyedProcessFunction):
-    """Emits a bid that is better than all before it in its auction."""
-
-    best = ps.ValueState("best", pa.float64())
-
-    @override
-    def process(self, row: Any, ctx: Any, out: ps.Collector) -> None:
-        best = self.best.value()
-        if best is None or row.euro > best:
-            self.best.update(row.euro)
-            out.emit(auction=row.auction, euro=row.euro)
+def collect_list(stream: ps.Stream) -> None:
+    """All prices of an auction so far."""
+    stream.key_by("auction").aggregate(prices=ps.collect_list("price")).uid("cl").discard()
 
 
-def w4(stream: ps.Stream) -> None:
-    schema = pa.schema([("auction", pa.int64()), ("euro", pa.float64())])
-    stream.map(to_euro).key_by("auction").process(BestSoFar(), schema=schema).uid(
-        "w4-best"
-    ).discard()
-
-
-def w4_limit(batches: Batches) -> int:
-    """The same work in plain Python over the same columns: a dict and a loop."""
-    best: dict[int, float] = {}
-    emitted = 0
-    for batch in batches:
-        prices = zip(batch["auction"].to_pylist(), batch["price"].to_pylist(), strict=True)
-        for auction, price in prices:
-            euro = price * RATE
-            if euro > best.get(auction, 0.0):
-                best[auction] = euro
-                emitted += 1
-    return emitted
-
-
-class Totals(ps.KeyedBatchFunction):
-    """Adds up prices per key, a batch at a time, and emits the new totals."""
-
-    total = ps.ValueState("total", pa.int64(), default=0)
-
-    @override
-    def process_batch(self, keys: pa.Array, batch: pa.RecordBatch, out: Any) -> None:
-        found, sums = _summed(keys, batch["price"])
-        names = pa.array(found)
-        totals = self.total.get_many(names).to_numpy() + sums
-        self.total.put_many(names, pa.array(totals))
-        out.emit(pa.record_batch([names, pa.array(totals)], names=["auction", "total"]))
-
-
-def _summed(keys: pa.Array, prices: pa.Array) -> tuple[Any, Any]:
-    found, places = np.unique(keys.to_numpy(), return_inverse=True)
-    return found, np.bincount(places, prices.to_numpy()).astype(np.int64)
-
-
-def w5(stream: ps.Stream) -> None:
-    schema = pa.schema([("auction", pa.int64()), ("total", pa.int64())])
-    stream.key_by("auction").process(Totals(), schema=schema).uid("w5-totals").discard()
-
-
-@ps.compiled
-class CountedTotals(ps.KeyedProcessFunction):
-    """Count and sum per key as in w3, a row at a time; emits the new ones for every row."""
-
-    bids = ps.ValueState("bids", pa.int64(), default=0)
-    total = ps.ValueState("total", pa.int64(), default=0)
-
-    @override
-    def process(self, row: Any, ctx: Any, out: ps.Collector) -> None:
-        bids = self.bids.value() + 1
-        total = self.total.value() + row.price
-        self.bids.update(bids)
-        self.total.update(total)
-        out.emit(auction=row.auction, bids=bids, total=total)
-
-
-def w6(stream: ps.Stream) -> None:
-    schema = pa.schema([("auction", pa.int64()), ("bids", pa.int64()), ("total", pa.int64())])
-    stream.key_by("auction").process(CountedTotals(), schema=schema).uid("w6-totals").discard()
-
-
-def w5_limit(batches: Batches) -> int:
-    """The same work with numpy alone; keys are small numbers, so that an array holds the totals."""
-    totals = np.zeros(1 << 24, np.int64)
-    rows = 0
-    for batch in batches:
-        found, sums = _summed(batch["auction"], batch["price"])
-        totals[found] += sums
-        rows += pa.record_batch(
-            [pa.array(found), pa.array(totals[found])], names=["a", "t"]
-        ).num_rows
-    return rows
+def collect_list_limit(batches: Batches) -> pa.Table:
+    rows = pa.concat_tables([pa.table(batch) for batch in batches])
+    return group(rows, ["auction"], [("price", "list")])
 
 
 # ---------------------------------------------------------------- Nexmark
@@ -251,7 +156,7 @@ _Q2_AUCTIONS = [7, 20, 101, 219, 587]
 def q5(stream: ps.Stream) -> None:
     """Auctions with the most bids in sliding windows."""
     counts = (
-        _with_time(stream)
+        with_time(stream)
         .key_by("auction")
         .window(ps.sliding(WINDOW_MS, SLIDE_MS))
         .aggregate(bids=ps.count())
@@ -279,17 +184,17 @@ class MostBids(ps.WindowFunction):
 
 def q5_limit(batches: Batches) -> pa.Table:
     slices = [
-        _group(_with_slices(batch, SLIDE_MS), ["auction", "slice"], [("price", "count")])
+        group(with_slices(batch, SLIDE_MS), ["auction", "slice"], [("price", "count")])
         for batch in batches
     ]
-    counts = _group(pa.concat_tables(slices), ["auction", "slice"], [("price_count", "sum")])
+    counts = group(pa.concat_tables(slices), ["auction", "slice"], [("price_count", "sum")])
     shifted = [
         counts.set_column(
             counts.schema.get_field_index("slice"), "slice", pc.subtract(counts["slice"], back)
         )
         for back in range(0, WINDOW_MS, SLIDE_MS)
     ]
-    windows = _group(pa.concat_tables(shifted), ["auction", "slice"], [("price_count_sum", "sum")])
+    windows = group(pa.concat_tables(shifted), ["auction", "slice"], [("price_count_sum", "sum")])
     return keep_largest(windows, "slice", "price_count_sum_sum")
 
 
@@ -317,10 +222,10 @@ def sliding(slices: int) -> Workload:
         )
         names = [("price", "count"), ("price", "sum"), ("price", "max")]
         parts = [
-            _group(_with_slices(batch, 1_000), ["auction", "slice"], names) for batch in stretched
+            group(with_slices(batch, 1_000), ["auction", "slice"], names) for batch in stretched
         ]
         sums = [("price_count", "sum"), ("price_sum", "sum"), ("price_max", "max")]
-        return _group(pa.concat_tables(parts), ["auction", "slice"], sums)
+        return group(pa.concat_tables(parts), ["auction", "slice"], sums)
 
     return Workload(f"s{slices}", f"windows of {slices} s that slide by 1 s", job, limit)
 
@@ -332,7 +237,7 @@ def q7(stream: ps.Stream) -> None:
     """The bids with the highest price of each window."""
     schema = pa.schema([(name, pa.int64()) for name in ("auction", "bidder", "price", "ts")])
     best = stream.select("auction", "bidder", "price", "ts").map_batches(_highest, schema=schema)
-    _with_time(best).window(ps.tumbling(WINDOW_MS)).process(Highest(), schema=schema).uid(
+    with_time(best).window(ps.tumbling(WINDOW_MS)).process(Highest(), schema=schema).uid(
         "q7-highest"
     ).discard()
 
@@ -360,7 +265,7 @@ class Highest(ps.WindowFunction):
 
 def q7_limit(batches: Batches) -> pa.Table:
     candidates = [
-        keep_largest(_with_slices(batch, WINDOW_MS), "slice", "price") for batch in batches
+        keep_largest(with_slices(batch, WINDOW_MS), "slice", "price") for batch in batches
     ]
     return keep_largest(pa.concat_tables(candidates), "slice", "price")
 
@@ -371,7 +276,7 @@ def q8(stream: ps.Stream) -> None:
     The one input stands for Nexmark's three streams, in its proportions: 2 % of the rows are persons, 6 %
     are auctions (their price says which), the rest are bids that the query does not read.
     """
-    rows = _with_time(stream)
+    rows = with_time(stream)
     persons = rows.filter(col("price") < _Q8_PERSONS_BELOW).select(person=col("bidder"))
     auctions = rows.filter(
         (col("price") >= _Q8_PERSONS_BELOW) & (col("price") < _Q8_AUCTIONS_BELOW)
@@ -401,7 +306,7 @@ _Q8_AUCTIONS_BELOW = 800
 def q11(stream: ps.Stream) -> None:
     """Bids per bidder in sessions of activity."""
     (
-        _with_time(stream)
+        with_time(stream)
         .key_by("bidder")
         .window(ps.session(SESSION_GAP_MS))
         .aggregate(bids=ps.count())
@@ -419,7 +324,7 @@ def q11_limit(batches: Batches) -> int:
         pc.greater_equal(pc.subtract(ts[1:], ts[:-1]), SESSION_GAP_MS),
     )
     sessions = pc.cumulative_sum(pa.concat_arrays([pa.array([0]), is_new.cast(pa.int64())]))
-    return _group(pa.table({"session": sessions}), ["session"], [("session", "count")]).num_rows
+    return group(pa.table({"session": sessions}), ["session"], [("session", "count")]).num_rows
 
 
 # ---------------------------------------------------------------- joins
@@ -427,7 +332,7 @@ def q11_limit(batches: Batches) -> int:
 
 def _halves(stream: ps.Stream) -> tuple[ps.Stream, ps.Stream]:
     """The rows with low and with high prices, about as many of each."""
-    rows = _with_time(stream)
+    rows = with_time(stream)
     low = rows.filter(col("price") < _MIDDLE_PRICE).select("auction", "ts", bid=col("price"))
     high = rows.filter(col("price") >= _MIDDLE_PRICE).select("auction", ask=col("price"))
     return low, high
@@ -470,30 +375,6 @@ JOIN_MS = 100
 _MIDDLE_PRICE = 5_000
 
 
-# ---------------------------------------------------------------- shared
-
-
-def _with_time(stream: ps.Stream) -> ps.Stream:
-    return stream.with_event_time("ts", out_of_orderness="100ms")
-
-
-def _with_slices(batch: pa.RecordBatch, size_ms: int) -> pa.Table:
-    start = pc.multiply(pc.divide(batch["ts"], size_ms), size_ms)
-    return pa.table({"auction": batch["auction"], "price": batch["price"], "slice": start})
-
-
-def _group(table: pa.Table, keys: list[str], aggregates: list[tuple[str, str]]) -> pa.Table:
-    return table.group_by(keys, use_threads=False).aggregate(aggregates)
-
-
-def keep_largest(rows: pa.RecordBatch, group: str, value: str) -> pa.RecordBatch:
-    """The rows of a batch or table that have the largest ``value`` of their ``group``."""
-    table = pa.table({"group": rows[group], "value": rows[value]})
-    best = _group(table, ["group"], [("value", "max")])
-    index = pc.index_in(table["group"].combine_chunks(), best["group"].combine_chunks())
-    return rows.filter(pc.equal(rows[value], best["value_max"].combine_chunks().take(index)))
-
-
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -501,9 +382,28 @@ WORKLOADS = {
         Workload("w1", "filter and project", w1, w1_limit),
         Workload("w2", "10 s tumbling count, sum, max per key", w2, w2_limit),
         Workload("w3", "running count and sum per key", w3, w3_limit),
-        Workload("w4", "Python map, key_by, Python function with a value per key", w4, w4_limit),
-        Workload("w5", "numpy function with a number per key, a batch at a time", w5, w5_limit),
-        Workload("w6", "compiled function with two numbers per key", w6, w3_limit),
+        Workload(
+            "w4",
+            "Python map, key_by, Python function with a value per key",
+            functions.w4,
+            functions.w4_limit,
+        ),
+        Workload(
+            "w5",
+            "numpy function with a number per key, a batch at a time",
+            functions.w5,
+            functions.w5_limit,
+        ),
+        Workload("w6", "compiled function with two numbers per key", functions.w6, w3_limit),
+        Workload(
+            "w7", "Python function with two numbers per key", functions.w7, functions.w7_limit
+        ),
+        Workload("w2p", "w2 from Parquet, 100 windows", w2, w2_limit, reads_parquet=True),
+        Workload(
+            "wr", "highest bid per window, reduced in Python", functions.wr, functions.wr_limit
+        ),
+        Workload("cd", "different bidders per key", count_distinct, count_distinct_limit),
+        Workload("cl", "all prices per key", collect_list, collect_list_limit),
         *(sliding(slices) for slices in (10, 60, 300, 3600)),
         Workload("q1", "currency conversion", q1, q1_limit),
         Workload("q2", "bids of five auctions", q2, q2_limit),

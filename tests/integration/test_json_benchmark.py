@@ -11,8 +11,8 @@ import pytest
 
 import penstock as ps
 from benchmarks import json_files
+from benchmarks.function_workloads import to_euro
 from benchmarks.measure import JobSettings, bench_cluster, run_job
-from benchmarks.workloads import to_euro
 
 pytestmark = pytest.mark.integration
 ROWS, KEYS = 20_000, 50
