@@ -1,7 +1,8 @@
 """The compiled ``interface.Kernels``; importing it compiles or loads everything."""
 
-from taskmanager.kernels.compiled_chains import link_values, linked_values
+from taskmanager.kernels.compiled_chains import extend_chains, read_chains
 from taskmanager.kernels.compiled_checksum import add_word_bits, weighted_sum
+from taskmanager.kernels.compiled_pairs import add_pairs, place_pairs
 from taskmanager.kernels.compiled_rows import (
     add_floats,
     add_integers,
@@ -42,12 +43,14 @@ from taskmanager.kernels.compiled_words import (
 __all__ = [
     "add_floats",
     "add_integers",
+    "add_pairs",
     "add_word_bits",
     "copy_changed",
     "copy_ranges",
     "count_rows",
     "distinct_bytes",
     "distinct_fixed",
+    "extend_chains",
     "extreme_floats",
     "extreme_integers",
     "extreme_unsigned",
@@ -57,11 +60,11 @@ __all__ = [
     "hash_bytes",
     "hash_words",
     "join_sessions",
-    "link_values",
-    "linked_values",
     "mark_seen",
     "merge_runs",
     "partition",
+    "place_pairs",
+    "read_chains",
     "rehash",
     "remove_bytes",
     "remove_fixed",

@@ -1,30 +1,63 @@
-"""Compiled loops over the values of groups, each of which knows the one before it in its group."""
+"""Compiled loops over the values of groups, which lie in blocks that double in size."""
 
 from __future__ import annotations
 
 from penstock.storage.key_types import Int64Array
-from taskmanager.kernels.jit import INT64, INT64S, INT64S_IN, VOID, kernel
+from taskmanager.kernels.jit import INT64, INT64S, INT64S_IN, RECORDS, RECORDS_IN, VOID, kernel
 
 
-@kernel(VOID(INT64S_IN, INT64, INT64S, INT64S, INT64S))
-def link_values(
-    groups: Int64Array, first: int, last: Int64Array, count: Int64Array, previous: Int64Array
-) -> None:
-    """See ``interface.Kernels.link_values``."""
-    for row in range(len(groups)):
+@kernel(INT64(INT64S_IN, INT64S_IN, INT64, INT64, INT64S, INT64S, RECORDS, INT64S))
+def extend_chains(
+    groups: Int64Array,
+    sequence: Int64Array,
+    row: int,
+    first: int,
+    end: Int64Array,
+    count: Int64Array,
+    entries: Int64Array,
+    used: Int64Array,
+) -> int:
+    """See ``interface.Kernels.extend_chains``."""
+    while row < len(groups):
         group = groups[row]
-        previous[first + row] = last[group]
-        last[group] = first + row
-        count[group] += 1
+        held = count[group]
+        if held & (held + 1) == 0:  # 0, 1, 3, 7, ...: its blocks are full
+            block = used[0]
+            if block + held + 2 > entries.shape[0]:
+                break
+            entries[block, 0] = end[group]
+            end[group] = block + 1
+            used[0] = block + held + 2
+        place = end[group]
+        entries[place, 0] = first + row
+        entries[place, 1] = sequence[row]
+        end[group] = place + 1
+        count[group] = held + 1
+        row += 1
+    return row
 
 
-@kernel(VOID(INT64S_IN, INT64S_IN, INT64S_IN, INT64S))
-def linked_values(
-    last: Int64Array, bounds: Int64Array, previous: Int64Array, positions: Int64Array
+@kernel(VOID(INT64S_IN, INT64S_IN, RECORDS_IN, INT64S, INT64S))
+def read_chains(
+    end: Int64Array,
+    bounds: Int64Array,
+    entries: Int64Array,
+    positions: Int64Array,
+    sequence: Int64Array,
 ) -> None:
-    """See ``interface.Kernels.linked_values``."""
-    for chain in range(len(last)):
-        position = last[chain]
-        for place in range(bounds[chain + 1] - 1, bounds[chain] - 1, -1):
-            positions[place] = position
-            position = previous[position]
+    """See ``interface.Kernels.read_chains``."""
+    for chain in range(len(end)):
+        first, stop = bounds[chain], end[chain]
+        length = bounds[chain + 1] - first
+        before = 0  # values in the blocks before the last one
+        while 2 * before + 1 < length:
+            before = 2 * before + 1
+        length -= before
+        while length > 0:
+            start = stop - length
+            for place in range(length):
+                positions[first + before + place] = entries[start + place, 0]
+                sequence[first + before + place] = entries[start + place, 1]
+            stop = entries[start - 1, 0]
+            length = (before + 1) // 2
+            before = (before - 1) // 2

@@ -49,6 +49,9 @@ STATE_WORDS: Final = 8
 
 ARENA_HEADER_BYTES: Final = 8
 
+PAIRS_MAX: Final = 1 << 40
+"""So many pairs a set of them can hold (``add_pairs``)."""
+
 
 class Kernels(KeyLoops, Protocol):
     """The loops that are worth compiling."""
@@ -404,35 +407,80 @@ class Kernels(KeyLoops, Protocol):
         """
         ...
 
-    def link_values(
+    def extend_chains(
         self,
         groups: Int64Array,
+        sequence: Int64Array,
+        row: int,
         first: int,
-        last: Int64Array,
+        end: Int64Array,
         count: Int64Array,
-        previous: Int64Array,
-    ) -> None:
-        """Adds n values, at the positions from ``first`` on, to the chains of their groups.
+        entries: Int64Array,
+        used: Int64Array,
+    ) -> int:
+        """Adds n values to the chains of their groups, from ``row`` on.
+
+        A chain is made of blocks with room for 1, 2, 4, ... values; in front of each block is where the one before
+        it ends.
 
         Args:
             groups: int64[n].
-            last: by group the position of its newest value, -1 = it has none; changed.
+            sequence: int64[n], kept beside each value.
+            first: the position of the first of the n values.
+            end: by group the entry behind its newest value; changed.
             count: by group how many it has; changed.
-            previous: by position that of the value before it in its group, -1 = none; filled.
+            entries: int64[m, 2], position and sequence of values; changed.
+            used: int64[1], how many of the entries are taken; changed.
+
+        Returns:
+            How many of the n are done: not all where there was no entry left.
         """
         ...
 
-    def linked_values(
-        self, last: Int64Array, bounds: Int64Array, previous: Int64Array, positions: Int64Array
+    def read_chains(
+        self,
+        end: Int64Array,
+        bounds: Int64Array,
+        entries: Int64Array,
+        positions: Int64Array,
+        sequence: Int64Array,
     ) -> None:
-        """The positions of the values of n groups, one group after the other, oldest first.
+        """What lies in the chains of n groups, one group after the other, oldest first.
 
         Args:
-            last: int64[n] the position of the newest value of each.
+            end: int64[n], see ``extend_chains``.
             bounds: int64[n + 1], 0 and the running sums of how many values they have.
-            previous: see ``link_values``.
+            entries: see ``extend_chains``.
             positions: int64[bounds[n]], filled.
+            sequence: int64[bounds[n]], filled.
         """
+        ...
+
+    def add_pairs(
+        self,
+        ones: Int64Array,
+        others: Int64Array,
+        slots: Int64Array,
+        held_ones: Int64Array,
+        held_others: Int64Array,
+        count: int,
+        is_new: BoolArray,
+    ) -> int:
+        """Adds n pairs of words to a set; those that it has already stay where they are.
+
+        Args:
+            slots: a power of two of them, more than pairs; -1 = empty, else the position of a pair, and above it
+                bits of its hash; changed.
+            held_ones: the pairs by position, as ``held_others``, with room for n more; changed.
+            count: pairs that are held; returned as it is now.
+            is_new: bool[n], filled: which were not there.
+        """
+        ...
+
+    def place_pairs(
+        self, held_ones: Int64Array, held_others: Int64Array, count: int, slots: Int64Array
+    ) -> None:
+        """Fills the empty ``slots`` for pairs that are held, see ``add_pairs``."""
         ...
 
     def add_word_bits(self, words: Int64Array, seed: int, bits: UInt64Array) -> None:

@@ -9,30 +9,29 @@ from typing_extensions import override
 from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.storage.key_encoding import bounds_of
 from penstock.storage.key_types import Int64Array
-from taskmanager.kernels import RecordTable, encode_keys
+from taskmanager.kernels.pair_set import PairSet
 from taskmanager.state.group_column import GroupColumn, valid_rows
 from taskmanager.state.slot_arrays import grown
-from taskmanager.state.value_log import FrozenStates, ValueLog, ranges_of
+from taskmanager.state.value_log import FrozenStates, ranges_of
+from taskmanager.state.value_words import ValueWords
 
 _COMPACT_ABOVE = 1 << 15
 
 
 class DistinctCount(GroupColumn):
-    """How many different values a group has: a table of (group, value) and a count per group.
+    """How many different values a group has: a set of pairs (group, value) and a count per group.
 
-    In the table a group goes by a number of its own, which it gets anew after ``clear``: what a cleared
-    group leaves behind belongs to nobody, and is dropped when it is more than what is alive.
-    Values and numbers are kept a second time, by index in the table: they are only ever added to, so that
-    freezing a group copies nothing.
+    In the set a group goes by a number of its own, which it gets anew after ``clear``, and a value by a word: what a
+    cleared group leaves behind belongs to nobody, and is dropped when it is more than what is alive.
+    Pairs are only ever added, so that freezing a group copies nothing.
     """
 
     def __init__(self, spec: GroupColumnSpec) -> None:
         super().__init__(spec)
         assert spec.input_type is not None
-        self._key_types = [pa.int64(), spec.input_type]
-        self._pairs = RecordTable(self._key_types, [], with_index=True)
-        self._values = ValueLog(spec.input_type)
-        self._number_of_pair = np.empty(64, np.int64)
+        self._type = spec.input_type
+        self._words = ValueWords(spec.input_type)
+        self._pairs = PairSet()
         self._count = np.zeros(64, np.int64)
         self._number = np.full(64, -1, np.int64)
         self._next_number = 0
@@ -43,30 +42,19 @@ class DistinctCount(GroupColumn):
         if values.null_count:
             rows = valid_rows(values)
             groups, values = groups[rows], values.take(pa.array(rows))
-        self._add(groups, values)
+        self._add(groups, self._words.of(values))
 
-    def _add(self, groups: Int64Array, values: pa.Array) -> None:
+    def _add(self, groups: Int64Array, words: Int64Array) -> None:
         if not len(groups):
             return
         self._reserve(groups)
-        unnumbered = np.unique(groups[self._number[groups] < 0])
-        self._number[unnumbered] = np.arange(len(unnumbered)) + self._next_number
-        self._next_number += len(unnumbered)
-        before = len(self._pairs)
-        pairs = encode_keys([pa.array(self._number[groups]), values])
-        index = self._pairs.lookup_or_insert(pairs)
-        new = index >= before
-        if new.any():
-            _, rows = np.unique(index[new], return_index=True)
-            rows = np.flatnonzero(new)[rows]
-            np.add.at(self._count, groups[rows], 1)
-            self._append_pairs(groups[rows], values.take(pa.array(rows)))
-
-    def _append_pairs(self, groups: Int64Array, values: pa.Array) -> None:
-        start = self._values.append(values)
-        stop = start + len(values)
-        self._number_of_pair = grown(self._number_of_pair, stop)
-        self._number_of_pair[start:stop] = self._number[groups]
+        unnumbered = groups[self._number[groups] < 0]
+        if len(unnumbered):
+            unnumbered = np.unique(unnumbered)
+            self._number[unnumbered] = np.arange(len(unnumbered)) + self._next_number
+            self._next_number += len(unnumbered)
+        is_new = self._pairs.add(self._number[groups], words)
+        np.add.at(self._count, groups[is_new], 1)
 
     def _reserve(self, groups: Int64Array) -> None:
         bound = int(groups.max(initial=-1)) + 1
@@ -82,9 +70,10 @@ class DistinctCount(GroupColumn):
             return
         target_of = np.full(other._next_number, -1, np.int64)
         target_of[other._number[source[present]]] = target[present]
-        moved = target_of[other._number_of_pair[: len(other._values)]]
+        numbers, words = other._pairs.columns()
+        moved = target_of[numbers]
         rows = np.flatnonzero(moved >= 0)
-        self._add(moved[rows], other._values.take(rows))
+        self._add(moved[rows], self._words.of(other._words.values(words[rows])))
 
     @override
     def clear(self, groups: Int64Array) -> None:
@@ -99,16 +88,16 @@ class DistinctCount(GroupColumn):
         live = np.flatnonzero(self._number >= 0)
         group_of = np.full(self._next_number, -1, np.int64)
         group_of[self._number[live]] = live
-        groups = group_of[self._number_of_pair[: len(self._values)]]
+        numbers, words = self._pairs.columns()
+        groups = group_of[numbers]
         rows = np.flatnonzero(groups >= 0)
-        values = self._values.take(rows)
-        self._pairs = RecordTable(self._key_types, [], with_index=True)
-        self._values = ValueLog(self._key_types[1])
-        self._number_of_pair = np.empty(64, np.int64)
+        values = self._words.values(words[rows])
+        self._pairs = PairSet()
+        self._words = ValueWords(self._type)
         self._count[:] = 0
         self._number[:] = -1
         self._next_number = self._dead_count = 0
-        self._add(groups[rows], values)
+        self._add(groups[rows], self._words.of(values))
 
     @override
     def results(self, groups: Int64Array) -> pa.Array:
@@ -118,14 +107,14 @@ class DistinctCount(GroupColumn):
     @property
     @override
     def state_type(self) -> pa.DataType:
-        return pa.list_(self._key_types[1])
+        return pa.list_(self._type)
 
     @override
     def freeze(self, groups: Int64Array) -> FrozenStates:
         self._reserve(groups)
         numbers, number_bound = self._number[groups], self._next_number
-        values = self._values.view()
-        number_of_pair = self._number_of_pair[: len(values)]
+        number_of_pair, word_of_pair = self._pairs.columns()
+        words = self._words.view()
         ready: list[tuple[Int64Array, Int64Array]] = []
 
         def states(rows: Int64Array) -> pa.Array:
@@ -140,7 +129,7 @@ class DistinctCount(GroupColumn):
                 ready.append((by_group, bounds_of(counts.astype(np.int64))))
             by_group, bounds = ready[0]
             lengths = bounds[rows + 1] - bounds[rows]
-            picked = values.take(by_group[ranges_of(bounds[rows], lengths)])
+            picked = words.values(word_of_pair[by_group[ranges_of(bounds[rows], lengths)]])
             offsets = pa.array(bounds_of(lengths), pa.int32())
             item = self.state_type.value_field.with_type(picked.type)
             return pa.ListArray.from_arrays(offsets, picked, type=pa.list_(item))
@@ -151,10 +140,10 @@ class DistinctCount(GroupColumn):
     def restore(self, groups: Int64Array, states: pa.Array) -> None:
         self.clear(groups)
         lengths = states.value_lengths().fill_null(0).to_numpy().astype(np.int64)
-        self._add(np.repeat(groups, lengths), states.flatten())
+        self._add(np.repeat(groups, lengths), self._words.of(states.flatten()))
 
     @property
     @override
     def memory_bytes(self) -> int:
-        arrays = self._count.nbytes + self._number.nbytes + self._number_of_pair.nbytes
-        return self._pairs.memory_bytes() + self._values.memory_bytes + arrays
+        arrays = self._count.nbytes + self._number.nbytes
+        return self._pairs.memory_bytes + self._words.memory_bytes + arrays

@@ -110,7 +110,8 @@ class GroupTable:
         Raises:
             AccumulatorOverflowError: a sum left the range of int64.
         """
-        self._records.accumulate(keys, inputs.values, inputs.valid, merge=inputs.is_partial)
+        if self._kinds or not self._columns:
+            self._records.accumulate(keys, inputs.values, inputs.valid, merge=inputs.is_partial)
         if self._columns:
             groups = self._records.lookup_or_insert(keys)
             for column, values in zip(self._columns, inputs.columns, strict=True):
@@ -167,6 +168,8 @@ class GroupTable:
         if self._columns:
             groups = self._records.lookup(keys)
             columns = [column.results(groups) for column in self._columns]
+            if not self._kinds:
+                return TableRows(keys.to_arrays(), [], [], columns)
         gathered = self._records.gather(keys)
         return TableRows(keys.to_arrays(), gathered.accumulators, gathered.validity, columns)
 

@@ -24,6 +24,7 @@ those groups, int64[n], and gives n states; of wider types where they are more t
 
 _CHUNK_ROWS_MAX = 1 << 20
 _COMPACT_ABOVE = 1 << 15
+_ENTRIES_MIN = 256
 
 
 class ValueLog:
@@ -40,6 +41,7 @@ class ValueLog:
         self._chunks: list[pa.Array] = []
         self._starts: list[int] = []
         self._length = 0
+        self._is_fixed = pa.types.is_primitive(type_)
 
     def __len__(self) -> int:
         return self._length
@@ -74,7 +76,7 @@ class ValueLog:
             self._merge_tail()
 
     def take(self, positions: Int64Array) -> pa.Array:
-        """The values at the positions; a position of -1 gives null."""
+        """The values at the positions, which differ; a position of -1 gives null."""
         present = positions >= 0
         if present.all():
             return self._take(positions)
@@ -93,6 +95,8 @@ class ValueLog:
             return pa.array([], self._type)
         if len(self._chunks) == 1:
             return self._chunks[0].take(pa.array(positions))
+        if self._is_fixed or sum(chunk.nbytes for chunk in self._chunks) <= self._chunk_bytes_max:
+            return pa.chunked_array(self._chunks).take(pa.array(positions)).combine_chunks()
         chunk_of = np.searchsorted(self._starts, positions, side="right") - 1
         first = int(chunk_of[0])
         if (chunk_of == first).all():
@@ -124,20 +128,19 @@ class ValueLog:
 class GroupedLog:
     """Values that each belong to a group; read group by group in order of arrival.
 
-    The state of a group is the list of its values in order of arrival, each with its place in it. Each value
-    knows the one before it in its group, so that reading some groups looks at no others.
+    The state of a group is the list of its values in order of arrival, each with its place in it. Where the values
+    of a group are is kept in blocks that double in size: reading some groups looks at no others, and reads few
+    places of memory. Blocks are only added to, so that freezing groups copies nothing of them.
     """
 
     def __init__(self, type_: pa.DataType) -> None:
         self._type = type_
         self._kernels = process_kernels()
         self._values = ValueLog(type_)
-        # By position.
-        self._group_of = np.empty(1024, np.int64)
-        self._sequence_of = np.empty(1024, np.int64)
-        self._previous = np.empty(1024, np.int64)
+        self._entries = np.empty((_ENTRIES_MIN, 2), np.int64)
+        self._used = np.zeros(1, np.int64)
         # By group.
-        self._last = np.full(64, -1, np.int64)
+        self._end = np.zeros(64, np.int64)
         self._count = np.zeros(64, np.int64)
         self._dead_count = 0
 
@@ -158,16 +161,16 @@ class GroupedLog:
         return [pa.field("values", self.state_type)]
 
     def freeze(self, groups: Int64Array) -> list[FrozenStates]:
-        """The states of (different) groups, in one column; copies positions, but no values."""
-        positions, bounds = self._positions(groups)
-        sequence = self._sequence_of[positions]
+        """The states of (different) groups, in one column; copies where their values are, but no values."""
+        end, bounds = self._places(groups)
+        entries = self._entries
         values = self._values.view()
         kind = self.state_type
         ready: list[tuple[Int64Array, Int64Array]] = []
 
         def states(rows: Int64Array) -> pa.Array:
             if not ready:
-                ready.append(_by_arrival(positions, sequence, bounds))
+                ready.append(_by_arrival(*self._read(end, bounds, entries), bounds))
             by_group, sequence_by_group = ready[0]
             lengths = bounds[rows + 1] - bounds[rows]
             picked = ranges_of(bounds[rows], lengths)
@@ -200,8 +203,8 @@ class GroupedLog:
 
     def memory_bytes(self) -> int:
         """Bytes of the values and of what belongs to them."""
-        by_position = self._group_of.nbytes + self._sequence_of.nbytes + self._previous.nbytes
-        return self._values.memory_bytes + by_position + self._last.nbytes + self._count.nbytes
+        by_group = self._end.nbytes + self._count.nbytes
+        return self._values.memory_bytes + self._entries.nbytes + by_group
 
     def append(self, groups: Int64Array, sequence: Int64Array, values: pa.Array) -> None:
         """Appends n values.
@@ -211,13 +214,7 @@ class GroupedLog:
             sequence: int64[n], its place in the order of arrival.
             values: n values.
         """
-        start = self._values.append(values)
-        stop = start + len(values)
-        self._group_of = grown(self._group_of, stop)
-        self._sequence_of = grown(self._sequence_of, stop)
-        self._group_of[start:stop] = groups
-        self._sequence_of[start:stop] = sequence
-        self._link(start, stop)
+        self._extend(groups, sequence, self._values.append(values))
 
     def gather(self, groups: Int64Array) -> tuple[Int64Array, Int64Array, pa.Array]:
         """The values of the groups.
@@ -229,55 +226,73 @@ class GroupedLog:
             How many values each group has, int64[g]; the sequence numbers and the values of the first
             group, of the second and so on, each in order of arrival.
         """
-        found, bounds = self._positions(groups)
-        positions, sequence = _by_arrival(found, self._sequence_of[found], bounds)
+        positions, sequence, bounds = self._contents(groups)
+        positions, sequence = _by_arrival(positions, sequence, bounds)
         return np.diff(bounds), sequence, self._values.take(positions)
 
     def clear(self, groups: Int64Array) -> None:
         """Drops the values of the groups."""
-        positions, _ = self._positions(groups)
-        self._group_of[positions] = -1
-        self._last[groups] = -1
+        self._reserve(groups)
+        self._dead_count += int(self._count[groups].sum())
         self._count[groups] = 0
-        self._dead_count += len(positions)
-        length = len(self._values)
-        if self._dead_count > max(length // 2, _COMPACT_ABOVE):
-            live = np.flatnonzero(self._group_of[:length] >= 0)
-            self._values.keep(live)
-            self._group_of = self._group_of[live]
-            self._sequence_of = self._sequence_of[live]
-            self._last[:] = -1
-            self._count[:] = 0
-            self._link(0, len(live))
-            self._dead_count = 0
+        if self._dead_count > max(len(self._values) // 2, _COMPACT_ABOVE):
+            self._compact()
 
     def merge(self, other: GroupedLog, source: Int64Array, target: Int64Array) -> None:
         """Appends the values of other's group ``source[i]`` to group ``target[i]``."""
-        positions, bounds = other._positions(source)
+        positions, sequence, bounds = other._contents(source)
         if len(positions):
             values = other._values.take(positions)
-            groups = np.repeat(target, np.diff(bounds))
-            self.append(groups, other._sequence_of[positions], values)
+            self.append(np.repeat(target, np.diff(bounds)), sequence, values)
 
-    def _link(self, start: int, stop: int) -> None:
-        """Adds the values at the positions from ``start`` on to the chains of their groups."""
-        groups = self._group_of[start:stop]
+    def _compact(self) -> None:
+        """Keeps nothing of groups that have been cleared."""
+        live = np.flatnonzero(self._count)
+        positions, sequence, bounds = self._contents(live)
+        self._values.keep(positions)
+        self._entries = np.empty((_ENTRIES_MIN, 2), np.int64)
+        self._used[0] = self._dead_count = 0
+        self._count[:] = 0
+        self._extend(np.repeat(live, np.diff(bounds)), sequence, 0)
+
+    def _extend(self, groups: Int64Array, sequence: Int64Array, first: int) -> None:
+        """Adds the values at the positions from ``first`` on to the chains of their groups."""
         self._reserve(groups)
-        self._previous = grown(self._previous, stop)
-        self._kernels.link_values(groups, start, self._last, self._count, self._previous)
+        groups, sequence = np.ascontiguousarray(groups), np.ascontiguousarray(sequence)
+        row = 0
+        while True:
+            row = self._kernels.extend_chains(
+                groups, sequence, row, first, self._end, self._count, self._entries, self._used
+            )
+            if row == len(groups):
+                return
+            block = int(self._count[groups[row]]) + 2
+            longer = np.empty((2 * len(self._entries) + block, 2), np.int64)
+            longer[: self._used[0]] = self._entries[: self._used[0]]
+            self._entries = longer
 
     def _reserve(self, groups: Int64Array) -> None:
         bound = int(groups.max(initial=-1)) + 1
-        self._last = grown(self._last, bound, -1)
+        self._end = grown(self._end, bound)
         self._count = grown(self._count, bound)
 
-    def _positions(self, groups: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Positions of the groups' values, group by group, and int64[g + 1] where each group's begin."""
+    def _places(self, groups: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Where the chains of the groups end, and int64[g + 1] where their values begin among all of them."""
         self._reserve(groups)
-        bounds = bounds_of(self._count[groups])
+        return self._end[groups], bounds_of(self._count[groups])
+
+    def _contents(self, groups: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Positions and sequence numbers of the groups' values, group by group, and where each group's begin."""
+        end, bounds = self._places(groups)
+        return *self._read(end, bounds, self._entries), bounds
+
+    def _read(
+        self, end: Int64Array, bounds: Int64Array, entries: Int64Array
+    ) -> tuple[Int64Array, Int64Array]:
         positions = np.empty(bounds[-1], np.int64)
-        self._kernels.linked_values(self._last[groups], bounds, self._previous, positions)
-        return positions, bounds
+        sequence = np.empty(bounds[-1], np.int64)
+        self._kernels.read_chains(end, bounds, entries, positions, sequence)
+        return positions, sequence
 
 
 def _by_arrival(

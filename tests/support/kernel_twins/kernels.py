@@ -1,8 +1,9 @@
 """The numpy implementation of ``interface.Kernels``, the oracle of the compiled one: same results, slower."""
 
 from penstock.storage.key_encoding import NUMPY_KEY_LOOPS
-from tests.support.kernel_twins.chains import link_values, linked_values
+from tests.support.kernel_twins.chains import extend_chains, read_chains
 from tests.support.kernel_twins.checksum import add_word_bits, weighted_sum
+from tests.support.kernel_twins.pairs import add_pairs, place_pairs
 from tests.support.kernel_twins.rows import (
     add_floats,
     add_integers,
@@ -37,12 +38,14 @@ from tests.support.kernel_twins.versions import (
 __all__ = [
     "add_floats",
     "add_integers",
+    "add_pairs",
     "add_word_bits",
     "copy_changed",
     "copy_ranges",
     "count_rows",
     "distinct_bytes",
     "distinct_fixed",
+    "extend_chains",
     "extreme_floats",
     "extreme_integers",
     "extreme_unsigned",
@@ -52,11 +55,11 @@ __all__ = [
     "hash_bytes",
     "hash_words",
     "join_sessions",
-    "link_values",
-    "linked_values",
     "mark_seen",
     "merge_runs",
     "partition",
+    "place_pairs",
+    "read_chains",
     "rehash",
     "remove_bytes",
     "remove_fixed",

@@ -11,24 +11,31 @@ from tests.support.kernel_twins.implementations import load
 
 
 @given(
-    batches=st.lists(st.lists(st.integers(0, 5), max_size=12), max_size=5),
+    batches=st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=5),
     asked=st.lists(st.integers(0, 6), unique=True),
+    room=st.integers(1, 20),
 )
-def test_chains_are_lists_by_group(batches: list[list[int]], asked: list[int]) -> None:
-    total = sum(map(len, batches))
+def test_chains_are_lists_by_group(batches: list[list[int]], asked: list[int], room: int) -> None:
     expected: dict[int, list[int]] = {}
     for position, group in enumerate(group for batch in batches for group in batch):
         expected.setdefault(group, []).append(position)
     for compiled in (True, False):
         kernels = load(compiled=compiled)
-        last, count = np.full(7, -1, np.int64), np.zeros(7, np.int64)
-        previous = np.full(total, -7, np.int64)
+        end, count = np.zeros(7, np.int64), np.zeros(7, np.int64)
+        entries, used = np.full((room, 2), -7, np.int64), np.zeros(1, np.int64)
         first = 0
         for batch in batches:
-            kernels.link_values(np.array(batch, np.int64), first, last, count, previous)
+            groups = np.array(batch, np.int64)
+            sequence, row = 100 + first + np.arange(len(batch)), 0
+            while True:
+                row = kernels.extend_chains(groups, sequence, row, first, end, count, entries, used)
+                if row == len(batch):
+                    break
+                entries = np.concatenate([entries, np.full((room, 2), -7, np.int64)])
             first += len(batch)
-        groups = np.array(asked, np.int64)
-        bounds = np.concatenate([[0], np.cumsum(count[groups])]).astype(np.int64)
-        positions = np.empty(bounds[-1], np.int64)
-        kernels.linked_values(last[groups], bounds, previous, positions)
+        chosen = np.array(asked, np.int64)
+        bounds = np.concatenate([[0], np.cumsum(count[chosen])]).astype(np.int64)
+        positions, order = np.empty(bounds[-1], np.int64), np.empty(bounds[-1], np.int64)
+        kernels.read_chains(end[chosen], bounds, entries, positions, order)
         assert positions.tolist() == [at for one in asked for at in expected.get(one, [])]
+        assert order.tolist() == (positions + 100).tolist()

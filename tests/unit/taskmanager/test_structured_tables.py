@@ -240,7 +240,7 @@ def test_sizes_are_near_the_truth(count: int) -> None:
     ]  # fmt: skip
     for column in columns:
         column.update(numbers, numbers, strings)
-        assert truth <= column.memory_bytes <= 6 * truth + 100_000
+        assert truth <= column.memory_bytes <= 7 * truth + 100_000
     assert truth <= log.memory_bytes() <= 3 * truth + 30_000
     assert truth <= rows.memory_bytes() <= 3 * truth
     sessions = SessionTable([pa.string()], 5, InstanceTable([AccumulatorKind.COUNT], []))
