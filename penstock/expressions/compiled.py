@@ -7,6 +7,7 @@ built once, so that a node costs a few microseconds per batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ _FIRST_STANDS_APART = frozenset({"if_else", "choose", "case_when", "list_element
 _OF_ONE_TYPE = frozenset(
     {"coalesce", "if_else", "choose", "case_when", "max_element_wise", "min_element_wise"}
 )
+_SEARCHES = frozenset({"is_in", "index_in"})
+_SEARCHED_FLOATS = (pa.float32(), pa.float64())
 
 
 class BadRow(BadRecord):
@@ -283,6 +286,8 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
     chosen = _adopted_options(call, types)
     options = calls.options_object(name, chosen, types[0] if types else None)
     function = pc.get_function(name).call
+    if name in _SEARCHES and types and types[0] in _SEARCHED_FLOATS:
+        function = _among_equal_floats(function)
     if name == "is_in" and not _has_null(chosen["value_set"]):
         unknown = pa.scalar(None, pa.bool_())
         return lambda args: pc.if_else(pc.is_valid(args[0]), function(args, options), unknown)
@@ -292,6 +297,16 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
     if name not in _OF_ONE_TYPE:
         return kernel
     return of_floats(kernel, types, 1 if name in _FIRST_STANDS_APART else 0)
+
+
+def _among_equal_floats(search: Callable[..., Any]) -> Callable[..., Any]:
+    """The search for values in a list, which compares bits in Arrow: zeros are equal here, and every NaN is one."""
+    return lambda arguments, options: search([_of_one_form(arguments[0])], options)
+
+
+def _of_one_form(values: Any) -> Any:
+    nan = pa.scalar(math.nan, values.type)
+    return pc.add(pc.if_else(pc.is_nan(values), nan, values), pa.scalar(0.0, values.type))
 
 
 def _has_null(values: Any) -> bool:
@@ -311,6 +326,8 @@ def _adopted_options(call: Call, types: Sequence[pa.DataType]) -> dict[str, Any]
         adopted = [value for value in (_whole(v, kind) for v in adopted) if value.type == kind]
     if all(value.type == kind for value in adopted):
         values = pa.array([value.as_py() for value in adopted], kind)
+    if values.type in _SEARCHED_FLOATS:
+        values = _of_one_form(values)
     return {**options, "value_set": values}
 
 

@@ -333,6 +333,8 @@ class ExpressionWriter:
             value = f"{OWN}numpy.int64({value})"
         elif kind.startswith("float"):
             value = f"{OWN}numpy.float64({value})"
+            if self._is_key(node):
+                value = f"({value} + 0.0)"  # -0.0 is the key 0.0
         return f"({value} if k_{index}[{OWN}i] else None)"
 
     def _state(self, node: ast.AST, name: str) -> StateShape:

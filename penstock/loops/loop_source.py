@@ -141,6 +141,8 @@ class _Writer(ExpressionWriter):
             given = [columns[field_.name] for columns in emitted]
             passed = {self._passed_column(node) for node in given}
             (column,) = passed if len(passed) == 1 else ("",)
+            if any(map(self._is_key, given)) and result_kind(field_.type) == "float64":
+                column = ""  # the key of a row, not its column: -0.0 is the key 0.0
             if column and is_passed_on(self._shape.columns.field(column).type, field_.type):
                 self._source.passed[field_.name] = column
                 continue

@@ -130,6 +130,19 @@ def plain_array(array: pa.Array) -> pa.Array:
             return array
 
 
+def key_array(array: pa.Array) -> pa.Array:
+    """A key column as keys are handed out: plain, and equal floats have the same bits, as pyarrow's functions want it.
+
+    Example: the zeros of two rows are one key.
+        >>> key_array(pa.array([-0.0, 0.0, None])).unique().to_pylist()
+        [0.0, None]
+    """
+    array = plain_array(array)
+    if not pa.types.is_floating(array.type):
+        return array
+    return fixed_array(array.type, fixed_values(array), null_rows(array))
+
+
 def null_rows(array: pa.Array) -> BoolArray | None:
     """bool[n], True where the array is null; None where no row is."""
     if array.null_count == 0:

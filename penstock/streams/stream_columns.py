@@ -35,7 +35,7 @@ class StreamColumns:
             exprs: new columns by name: expressions or constants.
         """
         return self._project(
-            "select", [*(self._named(c) for c in cols), *_expressions(exprs).items()]
+            "select", [*(self._named(c) for c in cols), *self._expressions("select", exprs).items()]
         )
 
     def with_columns(self, **exprs: Any) -> Self:
@@ -44,7 +44,8 @@ class StreamColumns:
             raise JobRejected(
                 "with_columns: give at least one column: with_columns(euro=col('usd') * 0.9)"
             )
-        columns = {**{name: col(name) for name in self.schema.names}, **_expressions(exprs)}
+        columns = {name: col(name) for name in self.schema.names}
+        columns.update(self._expressions("with_columns", exprs))
         return self._project("with_columns", list(columns.items()))
 
     def drop(self, *cols: str) -> Self:
@@ -78,6 +79,12 @@ class StreamColumns:
         # A keyed stream stays one unless a key column is touched; then it says so when it is needed.
         return cast("Self", self._then(Project(tuple(columns)), label, pa.schema(fields)))
 
-
-def _expressions(exprs: dict[str, Any]) -> dict[str, Expr]:
-    return {name: lit(value) for name, value in exprs.items()}
+    def _expressions(self, label: str, exprs: dict[str, Any]) -> dict[str, Expr]:
+        """What the columns are made of. Text that is the name of a column could be meant either way."""
+        for name, value in exprs.items():
+            if isinstance(value, str) and value in self.schema.names:
+                raise JobRejected(
+                    f"{label}: {name}={value!r} would be this text in every row, and there is a column of "
+                    f"that name: col({value!r}) is the column, ps.lit({value!r}) the text"
+                )
+        return {name: lit(value) for name, value in exprs.items()}

@@ -5,13 +5,13 @@ An unkeyed operator has one key, a constant that is in no input and no output.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
-from penstock.storage.key_types import plain_array, value_type
+from penstock.storage.key_types import key_array, plain_array, value_type
 from taskmanager.kernels import encode_keys
 
 
@@ -30,13 +30,18 @@ class KeyColumns:
 
     def encode(self, batch: pa.RecordBatch) -> KeyBatch:
         """The keys of the rows of a batch (rows or partial rows)."""
-        return encode_keys(self.arrays(batch))
+        return encode_keys(self._columns(batch, plain_array))
 
     def arrays(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The key columns of a batch, of ``types``."""
+        """The keys of the rows of a batch as arrays of ``types``."""
+        return self._columns(batch, key_array)
+
+    def _columns(
+        self, batch: pa.RecordBatch, form: Callable[[pa.Array], pa.Array]
+    ) -> list[pa.Array]:
         if not self.names:
             return [pa.array(np.zeros(batch.num_rows, np.int64))]
-        return [plain_array(batch.column(name)) for name in self.names]
+        return [form(batch.column(name)) for name in self.names]
 
     def outputs(self, keys: Sequence[pa.Array]) -> list[pa.Array]:
         """Key arrays of a table as the output columns."""

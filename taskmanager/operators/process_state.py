@@ -23,7 +23,7 @@ from penstock.state.declarations import (
 )
 from penstock.storage.codec import Stamped, StateError
 from penstock.storage.key_encoding import KeyBatch
-from penstock.storage.key_types import Int64Array
+from penstock.storage.key_types import Int64Array, key_array
 from taskmanager.kernels import encode_keys
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.state.descriptors import StateDescriptor, StateKind
@@ -251,7 +251,7 @@ class BatchKeys:
             keys = keys.cast(self._keys.type)
         if pa.types.is_struct(keys.type):
             return self._slots_of_structs(keys)
-        positions = pc.index_in(keys, value_set=self._keys)
+        positions = pc.index_in(key_array(keys), value_set=self._keys)
         if positions.null_count:
             raise self._unknown(keys, pc.index(positions.is_null(), True).as_py())
         if self._slot_array is None:

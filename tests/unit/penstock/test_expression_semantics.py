@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -134,6 +135,25 @@ def test_values_that_the_column_cannot_hold_are_in_no_row() -> None:
     rows = pa.RecordBatch.from_pydict({"i": [1, 2**53 + 1, None], "f": [1.5, 2.0**53, None]})
     assert values(col("i").isin([1.0, 0.5, 1e300]), rows) == [True, False, None]
     assert values(col("f").isin([2**53 + 1, 2**53]), rows) == [False, True, None]
+
+
+def test_zeros_are_equal_in_lists_and_every_nan_is_one() -> None:
+    other_nan = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]
+    for kind in (pa.float32(), pa.float64()):
+        floats = pa.array([0.0, -0.0, 1.5, None, math.nan, other_nan], pa.float64()).cast(kind)
+        rows = pa.RecordBatch.from_pydict({"f": floats})
+        for zero in (0.0, -0.0, 0):
+            found = values(col("f").isin([zero]), rows)
+            assert (
+                found == values(col("f") == zero, rows) == [True, True, False, None, False, False]
+            )
+        assert values(col("f").isin([math.nan]), rows) == [False, False, False, None, True, True]
+        index = fn.index_in(col("f"), value_set=[1.5, -0.0, math.nan])
+        assert values(index, rows) == [1, 1, 0, None, 2, 2]
+    with pytest.raises(ps.ExpressionError, match="is_in"):
+        values(
+            col("f").isin([0.0]), pa.RecordBatch.from_pydict({"f": pa.array([0.0]).cast("float16")})
+        )
 
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -46,7 +46,7 @@ BAD_ROWS: dict[str, Callable[[Stream], Stream]] = {
     "map": lambda s: s.map(bad_for_seven),
     "map returns None": lambda s: s.map(lambda r: None if r.n == 0 else {"m": r.n}),
     "flat_map": lambda s: s.flat_map(lambda r: [bad_for_seven(r)]),
-    "key_by": lambda s: s.key_by(lambda r: bad_for_seven(r)["m"]).select(m="key"),
+    "key_by": lambda s: s.key_by(lambda r: bad_for_seven(r)["m"]).select(m=col("key")),
     "behind a map": lambda s: s.map(bad_for_seven).on_error("skip").map(lambda r: {"m": r.m}),
     "behind a flat_map": lambda s: s.flat_map(
         lambda r: [{"m": r.n, "z": bad_for_seven(r)["m"]}], schema={"m": int, "z": int}

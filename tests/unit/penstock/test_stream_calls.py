@@ -50,6 +50,7 @@ def columns(stream: Stream) -> dict[str, str]:
 
 
 def test_select_with_columns_drop_rename(bids: Stream) -> None:
+    assert columns(bids.select(a="text!", b=ps.lit("price"))) == {"a": "string", "b": "string"}
     assert columns(bids.select("price", col("ts"), cents=col("price") * 100)) == {
         "price": "double",
         "ts": "int64",
@@ -226,6 +227,14 @@ REFUSED: dict[str, tuple[Callable[[Stream], object], str]] = {
     "nothing added": (lambda s: s.with_columns(), "give at least one column"),
     "nameless expression": (lambda s: s.select(col("ts") + 1), r"needs a name: select\(name=...\)"),
     "no column": (lambda s: s.select(3), "neither a column name nor an expression"),  # type: ignore[arg-type]
+    "text or column": (
+        lambda s: s.select(cents="price"),
+        r"select: cents='price' would be this text in every row, .*col\('price'\) is the column",
+    ),
+    "added text or column": (
+        lambda s: s.with_columns(price="text"),
+        r"with_columns: price='text' would be this text.*ps.lit\('text'\) the text",
+    ),
     "filter is no condition": (
         lambda s: s.filter(col("price") + 1),
         "is double, not true or false",

@@ -248,3 +248,11 @@ class Asking(ps.KeyedProcessFunction):
 
     def process(self, row: Any, ctx: Any, out: ps.Collector) -> None:
         ctx.timers.event_time(row.a)
+
+
+@ps.compiled
+class KeyAndColumn(ps.KeyedProcessFunction):
+    """Emits the key of a row, and the column it is made of."""
+
+    def process(self, row: Any, ctx: Any, out: ps.Collector) -> None:
+        out.emit(key=ctx.key, column=row.key, is_there=ctx.key is not None)

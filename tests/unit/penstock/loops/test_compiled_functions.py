@@ -208,6 +208,21 @@ def test_timers_fire_over_the_state_of_the_loop(form: Form) -> None:
     assert results[1] == results[0]
 
 
+def test_a_float_as_key_is_the_same_in_both_forms(form: Form) -> None:
+    schema = pa.schema([("key", pa.float64())])
+    output = pa.schema([("key", pa.float64()), ("column", pa.float64()), ("is_there", pa.bool_())])
+    results = []
+    for is_compiled in (False, True):
+        form(is_compiled)
+        with harness(
+            own.KeyAndColumn(), schema=schema, keys="key", output_schema=output, event_time=False
+        ) as running:
+            running.push_many([{"key": key} for key in (-0.0, 0.0, None, math.nan, 1.5)])
+            results.append([tuple(row.values()) for row in running.take()])
+    assert repr(results[0]) == repr(results[1])
+    assert repr(results[0][:3]) == "[(0.0, -0.0, True), (0.0, 0.0, True), (None, None, False)]"
+
+
 def test_a_snapshot_of_one_form_is_that_of_the_other(form: Form) -> None:
     schema = pa.schema([("user", pa.string()), ("a", pa.int64())])
     output = pa.schema([("user", pa.string()), ("total", pa.int64())])

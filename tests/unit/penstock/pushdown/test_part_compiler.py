@@ -134,7 +134,7 @@ def test_a_part_travels_without_anything_of_the_users() -> None:
 def test_a_part_begins_behind_sources_stages_and_what_is_for_penstock() -> None:
     env = batch()
     mapped = source(env).map(lambda row: {"n": row.a}, schema={"n": "int64"}).engine("penstock")
-    bulk = source(env).select(n="A").spark(lambda frame: frame, schema={"n": "int64"})
+    bulk = source(env).select(n=col("A")).spark(lambda frame: frame, schema={"n": "int64"})
     mapped.union(bulk).filter(col("n") > 1).engine("spark").discard()
     graph = env.plan().graph
     assert sorted(operators(graph)) == sorted(

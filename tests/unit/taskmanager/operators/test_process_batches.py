@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
+import struct
+from collections import Counter
 from typing import Any
 
 import pandas as pd
@@ -11,8 +14,10 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 import penstock as ps
+import penstock.testing as pt
 from penstock.errors import TaskFailure
 from penstock.storage.codec import StateError
 from tests.support.examples import examples
@@ -314,3 +319,62 @@ def test_arrays_of_the_type_and_others_are_put_alike() -> None:
         {"user": 8, "own": pa.scalar(0.2, pa.float32()).as_py(), "text": None},
         {"user": 7, "own": pa.scalar(0.1, pa.float32()).as_py(), "text": "c"},
     ]
+
+
+OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]
+FLOAT_KEYS = [-0.0, 0.0, math.nan, None, OTHER_NAN, 1.5, -0.0]
+
+
+class CountingFloats(ps.KeyedBatchFunction):
+    """As ``Counting``; asks for the keys once more in another form."""
+
+    count = ps.ValueState("count", pa.int64(), default=0)
+
+    def process_batch(self, keys: pa.Array, batch: pa.RecordBatch, out: ps.BatchCollector) -> None:
+        counted = pc.value_counts(keys)
+        distinct, new = counted.field("values"), counted.field("counts")
+        self.count.put_many(distinct, pc.add(self.count.get_many(distinct), new))
+        negative = pc.negate(distinct)
+        asked = pc.if_else(pc.equal(negative, 0), negative, distinct)
+        out.emit(pa.record_batch([distinct, self.count.get_many(asked)], names=["key", "n"]))
+
+
+class KeyTexts(ps.KeyedProcessFunction):
+    def process(self, row: ps.Row, ctx: Any, out: Any) -> None:
+        out.emit(key=repr(ctx.key))
+
+
+class WindowKeyTexts(ps.WindowFunction):
+    @override
+    def process(self, key: Any, window: Any, rows: Any, out: Any) -> None:
+        out.emit(key=repr(key), n=len(rows))
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_equal_floats_are_handed_out_as_one_key(kind: str) -> None:
+    rows_ = pa.table({"key": pa.array(FLOAT_KEYS, pa.float64()).cast(kind)})
+    texts = {"key": str}
+
+    def pushed(build: Any) -> list[Any]:
+        with pt.harness(build, schema=rows_.schema) as harness:
+            for _ in range(2):
+                harness.push_many(rows_, event_times=[0] * len(FLOAT_KEYS))
+            harness.end()
+            return [tuple(row.values()) for row in harness.output]
+
+    counted = pushed(
+        lambda s: s.key_by("key").process(CountingFloats(), schema={"key": kind, "n": int})
+    )
+    assert repr(counted[4:]) == "[(0.0, 6), (nan, 4), (None, 2), (1.5, 2)]"
+    keys = pushed(lambda s: s.key_by("key").process(KeyTexts(), schema=texts))
+    assert keys == [(text,) for text in ["0.0", "0.0", "nan", "None", "nan", "1.5", "0.0"]] * 2
+    windowed = pushed(
+        lambda s: (
+            s.key_by("key")
+            .window(ps.tumbling(10))
+            .process(WindowKeyTexts(), schema={**texts, "n": int})
+        )
+    )
+    assert sorted(windowed) == [("0.0", 6), ("1.5", 2), ("None", 2), ("nan", 4)]
+    joined = pushed(lambda s: s.join(s, on="key", within=(0, 0)))
+    assert Counter(map(repr, joined)) == {"(0.0,)": 36, "(nan,)": 16, "(1.5,)": 4}
