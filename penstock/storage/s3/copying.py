@@ -6,26 +6,48 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.errors import StoreNotFound
-from penstock.storage.s3.requests import S3Requests
+from penstock.storage.s3.requests import AnswerRefused, S3Requests
 from penstock.storage.s3.upload import abandon, begin, complete, size_of
 
-WHOLE_BYTES_MAX: Final = 5 << 30
-"""What one request copies at most."""
 _PART_BYTES: Final = 1 << 30
+_TOO_LARGE: Final = 400
+"""What servers answer where an object is larger than 5 GB, among other things."""
 
 
-def copy(
+def copy(source: S3Requests, source_key: str, target: S3Requests, key: str) -> None:
+    """Copies an object on the same server; one that is there is replaced. May be repeated at any time.
+
+    Raises:
+        StoreNotFound: there is none.
+        StoreTransient: it cannot be copied now.
+    """
+    origin = {"Bucket": source.bucket, "Key": source_key}
+    try:
+        target.call(
+            "CopyObject",
+            "copied",
+            key,
+            then=lambda _: None,
+            refusals=(_TOO_LARGE,),
+            Key=key,
+            CopySource=origin,
+        )
+    except StoreNotFound as error:
+        raise StoreNotFound(f"{source.uri(source_key)} does not exist") from error
+    except AnswerRefused:  # what it is refused for otherwise, the next request is as well
+        copy_in_parts(source, source_key, target, key)
+
+
+def copy_in_parts(
     source: S3Requests,
     source_key: str,
     target: S3Requests,
     key: str,
-    whole_bytes_max: int = WHOLE_BYTES_MAX,
     part_bytes: int = _PART_BYTES,
 ) -> None:
-    """Copies an object on the same server; one that is there is replaced. May be repeated at any time.
+    """As ``copy``, of an object that one request does not copy.
 
     Args:
-        whole_bytes_max: larger ones are copied in parts.
         part_bytes: of each part but the last.
 
     Raises:
@@ -36,9 +58,6 @@ def copy(
     if size is None:
         raise StoreNotFound(f"{source.uri(source_key)} does not exist")
     origin = {"Bucket": source.bucket, "Key": source_key}
-    if size <= whole_bytes_max:
-        target.call("CopyObject", "copied", key, then=lambda _: None, Key=key, CopySource=origin)
-        return
     upload_id = begin(target, key)
     try:
         parts = [

@@ -289,11 +289,21 @@ def test_objects_of_parts(proxied: Callable[..., S3Store], proxy: S3Proxy) -> No
     for number in range(3):
         assert store.read(f"p{number}", 0, len(content)) == content
     assert store.temporaries() == ()
-    copying.copy(
-        store._requests, store._key("p0"), store._requests, store._key("q"), 5 << 20, 5 << 20
+    copying.copy_in_parts(
+        store._requests, store._key("p0"), store._requests, store._key("q"), 5 << 20
     )
     assert store.read("q", 5, len(content) - 5) == content[5:]
+    too_large = Fault(
+        lambda r: r.kind == "PUT" and "/r/p1" in r.path, status=400, code="InvalidRequest"
+    )
+    proxy.faults = [too_large]
+    proxy.forget()
     store.copy_from(store, {"p1": "r/p1", "p2": "r/p2"})
+    assert too_large.times == 0
+    assert proxy.kinds() == {"PUT": 2, "HEAD": 1, "PART": 3}, (
+        "what one request copies is not looked at"
+    )
+    assert store.get("r/p1") == content
     assert store.get("r/p2") == content
     with pytest.raises(StoreNotFound, match="gone does not exist"):
         store.copy_from(store, {"gone": "x"})

@@ -153,11 +153,11 @@ def test_a_file_of_many_parts_is_streamed_and_copied_in_parts(
     from penstock.storage.s3 import copying
 
     copied: list[int] = []
-    real = copying.copy
+    real = copying.copy_in_parts
 
     def by_parts(*arguments: Any) -> None:
         copied.append(1)
-        real(*arguments, whole_bytes_max=6 << 20, part_bytes=5 << 20)
+        real(*arguments, part_bytes=5 << 20)
 
     monkeypatch.setattr("penstock.storage.s3.bucket.copy", by_parts)
     writer = output.opened("csv", roll=1 << 30)
