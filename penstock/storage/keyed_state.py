@@ -27,7 +27,8 @@ from penstock.errors import StoreCorrupt
 from penstock.pb import checkpoint_pb2
 from penstock.storage.codec import Stamped, StateCodec
 from penstock.storage.entries.entry_rows import field_codec, key_types_of
-from penstock.storage.entries.file_names import BACKEND, FORMAT_VERSION
+from penstock.storage.entries.file_names import BACKEND
+from penstock.storage.entries.file_names import FORMATS_READ as DATABASES_READ
 from penstock.storage.entries.run_states import run_states
 from penstock.storage.plain_codecs import PickleCodec
 from penstock.storage.run_columns import BACKEND as RUNS
@@ -130,7 +131,7 @@ def _tables(
     """Name, kind, index and schema of the rows in runs of the states of a snapshot."""
     if not keyed.tables:
         return
-    known = {RUNS: FORMATS_READ, BACKEND: (FORMAT_VERSION,)}
+    known = {RUNS: FORMATS_READ, BACKEND: DATABASES_READ}
     formats = known.get(keyed.backend, ())
     if keyed.format_version not in formats:
         raise StoreCorrupt(
@@ -143,7 +144,7 @@ def _tables(
             yield table.name, table.kind, index, unmarked(schema)
         return
     for state, _ in run_states(keyed):
-        yield state.name, state.kind, state.table, state.schema
+        yield state.name, state.kind, state.table, unmarked(state.schema)
 
 
 def _state(

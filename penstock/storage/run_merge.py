@@ -5,7 +5,7 @@ A chain is merged some key-groups at a time, so that what is in memory is bounde
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -67,6 +67,21 @@ def latest(batches: Sequence[pa.RecordBatch], identity: Sequence[str]) -> Iterat
             yield batch
         elif kept.any():
             yield batch.filter(pa.array(kept))
+
+
+def whole_lists(
+    batches: Iterable[pa.RecordBatch], identity: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Lists of which rows that are added stand directly behind those that they are added to, as whole ones."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        firsts = np.flatnonzero(~marks_of([batch]))
+        if len(firsts):  # the last list may go on in the next batch
+            last = int(firsts[-1])
+            yield from latest([*held, batch.slice(0, last)], identity)
+            held, batch = [], batch.slice(last)
+        held.append(batch)
+    yield from latest(held, identity)
 
 
 def _codes(columns: list[pa.Array]) -> Int64Array:

@@ -33,7 +33,8 @@ from penstock.storage.entries.file_names import BACKEND
 from penstock.storage.key_encoding import NUMPY_KEY_LOOPS
 from penstock.storage.keyed_state import StatePieces, StoredKeyedState, shown_rows
 from penstock.storage.run_columns import TIMER_KIND, within
-from penstock.storage.run_merge import identity_of, latest, merged_at_once
+from penstock.storage.run_lists import marked
+from penstock.storage.run_merge import identity_of, latest, merged_at_once, whole_lists
 from penstock.storage.run_reader import SegmentPlace, parts_of, segment_batches
 
 
@@ -180,14 +181,14 @@ def _of_partition(
     number: int,
     wanted: range,
 ) -> Iterator[pa.RecordBatch]:
-    entries = entry_rows(state.kind, piece.schema, piece.snapshot.max_parallelism)
+    schema, is_of_lists = marked(state.kind, piece.schema), state.kind == "list"
+    entries = entry_rows(state.kind, schema, piece.snapshot.max_parallelism)
     # Timers lie in the order of time, over all key-groups.
     is_by_time = state.kind == TIMER_KIND
     bounds = partition_bounds(number) if is_by_time else group_bounds(number, wanted)
-    for names, values in database.scan(*bounds):
-        rows = within(entries.batch(names, values), wanted)
-        if rows.num_rows:
-            yield rows
+    found = (within(entries.batch(*one), wanted) for one in database.scan(*bounds))
+    rows = (batch for batch in found if batch.num_rows)
+    yield from whole_lists(rows, identity_of(state.kind, schema)) if is_of_lists else rows
 
 
 def _place(

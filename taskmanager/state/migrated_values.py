@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 
 from penstock.storage.codec import StateCodec, codec_of
 from penstock.storage.codec_migration import MigrationRefusedError, migration
+from penstock.storage.entries.list_entries import items_of, with_items
 from taskmanager.state.descriptors import StateDescriptor, StateKind
 
 _CODEC: Final = b"codec"
-_LENGTH_BYTES: Final = 4
 _DELETED: Final = "__deleted"
 
 
@@ -53,14 +53,7 @@ class Migration:
         """The value of an entry of a database."""
         if self.kind is not StateKind.LIST:
             return self._encoded(data)
-        parts: list[bytes] = []
-        position = 0
-        while position < len(data):
-            start = position + _LENGTH_BYTES
-            position = start + int.from_bytes(data[position:start], "little")
-            item = self._encoded(data[start:position])
-            parts += (len(item).to_bytes(_LENGTH_BYTES, "little"), item)
-        return b"".join(parts)
+        return with_items(data, map(self._encoded, items_of(data)))
 
     def _encoded(self, data: bytes) -> bytes:
         return self.new.encode(self.convert(self.old.decode(data)))

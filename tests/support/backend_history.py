@@ -603,6 +603,8 @@ class BackendHistory:
                 if descriptor.name in self.asked:
                     open_column = getattr(space, f"{descriptor.kind.value}_column")
                     opened[descriptor.name] = open_column(descriptor)
+                    if descriptor.kind is StateKind.LIST:
+                        opened[descriptor.name].chunk_items = 2  # RocksDB: long lists are short
             side.columns[index] = space, opened
         return side.columns[index]
 

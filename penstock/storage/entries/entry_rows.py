@@ -8,7 +8,8 @@ group, counts         ``keyed_values``
 sessions              ``keyed_values`` with their starts; their ends beside them (``timer_entries``)
 timers                ``timer_entries``
 rows                  ``row_entries``: the columns of the key are named in the schema (``ROW_KEYS``)
-value, list, map      the entry key of the key, a map's with the key in the map behind it
+value, map            the entry key of the key, a map's with the key in the map behind it
+list                  ``list_entries``; chunks are rows that are added to those of their heads
 ===================== ==========================================================================
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +29,7 @@ from penstock.storage.entries.byte_strings import ByteStrings
 from penstock.storage.entries.entry_keys import GROUP_BYTES, PARTITION_BYTES, decoded_keys
 from penstock.storage.entries.entry_values import decoded_rows
 from penstock.storage.entries.keyed_values import keyed_batch
+from penstock.storage.entries.list_entries import LENGTH_BYTES, head_of, is_chunk, items_of
 from penstock.storage.entries.row_entries import row_sequences
 from penstock.storage.entries.row_values import decoded_values
 from penstock.storage.entries.timer_entries import decoded_timers, timer_groups
@@ -35,7 +37,6 @@ from penstock.storage.key_encoding import NUMPY_KEY_LOOPS, KeyLoops, bounds_of
 from penstock.storage.key_types import Int64Array, value_type
 from penstock.storage.run_columns import ADDED, CODEC, OBJECT_KINDS, TIMER_KIND, sorted_batch
 
-LENGTH_BYTES: Final = 4
 KEY_NAME: Final = re.compile(r"key_\d+")
 _NUMBER: Final = "number_"
 
@@ -143,6 +144,9 @@ class _Objects(EntryRows):
             decode = self._map_key.decode
             parts = zip(names, starts, ends, strict=True)
             columns.append(self._map_key.column([decode(n[start:end]) for n, start, end in parts]))
+        if self._is_list:
+            heads = list(map(head_of, names, values))
+            columns.append(pa.array(list(map(is_chunk, values)), pa.bool_()))
         keys = decoded_keys(self._key_types, ByteStrings.of(heads), self._loops)
         columns.append(self._decoded(values))
         return self._rows(_groups(names), [*keys.to_arrays(), *columns])
@@ -154,7 +158,7 @@ class _Objects(EntryRows):
         lengths: list[int] = []
         for value in values:
             before = len(items)
-            items += map(self._codec.decode, _items(value))
+            items += map(self._codec.decode, items_of(value))
             lengths.append(len(items) - before)
         offsets = bounds_of(np.array(lengths, np.int64)).astype(np.int32)
         return pa.ListArray.from_arrays(pa.array(offsets), self._codec.column(items))
@@ -206,11 +210,3 @@ def _groups(names: list[bytes]) -> Int64Array:
     stop = PARTITION_BYTES + GROUP_BYTES
     words = b"".join([name[PARTITION_BYTES:stop] for name in names])
     return np.frombuffer(words, ">u2").astype(np.int64)
-
-
-def _items(value: bytes) -> Iterator[bytes]:
-    position = 0
-    while position < len(value):
-        start = position + LENGTH_BYTES
-        position = start + int.from_bytes(value[position:start], "little")
-        yield value[start:position]

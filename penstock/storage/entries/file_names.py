@@ -8,7 +8,9 @@ from penstock.pb import checkpoint_pb2
 
 BACKEND: Final = "rocksdb"
 """What snapshots of databases say they are of."""
-FORMAT_VERSION: Final = 3
+FORMAT_VERSION: Final = 4
+FORMATS_READ: Final = (3, 4)
+"""In 3 lists are not cut into chunks."""
 SHARED_SUFFIX: Final = ".sst"
 """Files that never change once they are there."""
 

@@ -18,6 +18,7 @@ from penstock.storage.run_columns import (
     OBJECT_KINDS,
     SEQUENCE,
 )
+from penstock.storage.run_lists import marked
 
 COLUMN_PREFIX: Final = "key_space/"
 """Stands before the names of keyed objects in snapshots of a database."""
@@ -81,4 +82,4 @@ def _run_schema(kind: str, stored: pa.Schema) -> pa.Schema:
     fields = list(stored)
     if kind == "list":
         fields[-1] = fields[-1].with_name("items").with_type(pa.list_(fields[-1].type))
-    return pa.schema([KEY_GROUP_FIELD, second, *fields], metadata=stored.metadata)
+    return marked(kind, pa.schema([KEY_GROUP_FIELD, second, *fields], metadata=stored.metadata))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -41,8 +41,6 @@ class HashMapListColumn(HashMapValueColumn):
     """A list per key; see ``taskmanager.state.backend.ListColumn``."""
 
     kind = "list"
-    tells_additions: ClassVar[bool] = True
-    """Exports of changes write what was added; otherwise whole lists."""
 
     def __init__(self, home: ColumnHome, descriptor: StateDescriptor) -> None:
         super().__init__(home, descriptor)
@@ -62,8 +60,7 @@ class HashMapListColumn(HashMapValueColumn):
 
     @override
     def _left(self, slots: Int64Array, gone: Int64Array) -> Int64Array:
-        if self.tells_additions:
-            self._note(np.unique(slots))
+        self._note(np.unique(slots))
         self.replaced.clear()
         return super()._left(slots, gone)
 
@@ -87,7 +84,9 @@ class HashMapListColumn(HashMapValueColumn):
 
     @override
     def seal(self, since_version: int, max_parallelism: int) -> ColumnExport:
-        if self._logged_count > max(LOGGED_MIN, 2 * int(self.present.sum())):
+        if self.gives_up_tombstones and self._logged_count > max(
+            LOGGED_MIN, 2 * int(self.present.sum())
+        ):
             # Rather a full snapshot than ever more logs of what was touched.
             self.forget(self.version)
             self._tombstones.restart(self.version)
@@ -113,16 +112,14 @@ class HashMapListColumn(HashMapValueColumn):
                 self._set(slots, cells, 0)
 
     def _joined(self, slots: Int64Array, cells: list[Any], appended: pa.Array) -> list[Any]:
-        """Lists with what was loaded before in front, where they are added to that."""
-        joined = []
-        for slot, cell, is_added in zip(slots.tolist(), cells, appended.to_pylist(), strict=True):
-            before = self.values[slot]
-            if is_added and before is not ABSENT:
-                before.extend(cell)
-                joined.append(before)
+        """Lists with what was loaded before in front, also in rows before, where they are added to that."""
+        values, places = self.values, slots.tolist()
+        for slot, cell, is_added in zip(places, cells, appended.to_pylist(), strict=True):
+            if is_added and values[slot] is not ABSENT:
+                values[slot].extend(cell)
             else:
-                joined.append(cell)
-        return joined
+                values[slot] = cell
+        return [values[slot] for slot in places]
 
     @override
     def _set(self, slots: Int64Array, cells: list[Any], version: int) -> None:

@@ -38,10 +38,10 @@ from taskmanager.state.rocksdb.cache_host import CacheAccount, CacheHost, EntryR
 from taskmanager.state.rocksdb.key_filter import NO_ERA, KeyFilter
 from taskmanager.state.rocksdb.spilled_columns import (
     SpilledColumn,
-    SpilledLists,
     SpilledMaps,
     SpilledValues,
 )
+from taskmanager.state.rocksdb.spilled_lists import SpilledLists
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.slot_arrays import grown
 
@@ -270,8 +270,8 @@ class StoredKeySpace(HashMapKeySpace):
 
     def _stored_rests(self, column: SpilledColumn) -> Iterator[bytes]:
         if column.is_stored:
-            for names, _ in self.reader.scan(*partition_bounds(column.partition)):
-                yield from map(column.rest_of, names)
+            for names, values in self.reader.scan(*partition_bounds(column.partition)):
+                yield from map(column.rest_of, names, values)
 
     def _sweep_stored(self, column: SpilledColumn, now_ms: int, count: int) -> tuple[int, int]:
         """Looks at entries of one column: how many, and how much was removed."""
@@ -286,14 +286,14 @@ class StoredKeySpace(HashMapKeySpace):
         names, values = part
         self._sweep_from = names[-1] + b"\0"
         expired = [
-            name
+            (name, column.rest_of(name, data))
             for name, data in zip(names, values, strict=True)
             if column.may_expire(data, now_ms)
         ]
         if not expired:
             return len(names), 0
-        slots = self.enter(self._decoded([column.rest_of(name) for name in expired]))
-        for slot, name in zip(slots.tolist(), expired, strict=True):
+        slots = self.enter(self._decoded([rest for _, rest in expired]))
+        for slot, (name, _) in zip(slots.tolist(), expired, strict=True):
             column.bring_entry(slot, name)
         removed = column.sweep(np.unique(slots), now_ms)
         self.leave()

@@ -26,7 +26,7 @@ from penstock.storage.entries.database_reader_store import (
     download,
 )
 from penstock.storage.entries.entry_keys import group_bounds, moved_to, partition_bounds
-from penstock.storage.entries.file_names import BACKEND, FORMAT_VERSION
+from penstock.storage.entries.file_names import BACKEND, FORMATS_READ
 from penstock.storage.key_encoding import KeyLoops
 from penstock.storage.run_columns import BACKEND as RUN_BACKEND
 from penstock.storage.run_columns import TIMER_KIND
@@ -159,10 +159,10 @@ def _check(snapshot: checkpoint_pb2.KeyedStateSnapshot, environment: BackendEnvi
             f"{where} was written by the {snapshot.backend} backend: restore it with "
             f"state.backend.type: {snapshot.backend}"
         )
-    if snapshot.format_version != FORMAT_VERSION:
+    if snapshot.format_version not in FORMATS_READ:
         raise Unrecoverable(
             f"{where} has format {snapshot.format_version}, this version of Penstock reads "
-            f"{FORMAT_VERSION}: use the version that wrote it"
+            f"{FORMATS_READ[0]} to {FORMATS_READ[-1]}: use the version that wrote it"
         )
 
 

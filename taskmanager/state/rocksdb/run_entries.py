@@ -20,8 +20,9 @@ from penstock.storage.entries.entry_keys import (
     entry_keys,
     string_order,
 )
-from penstock.storage.entries.entry_rows import LENGTH_BYTES, content_of, field_codec, key_types_of
+from penstock.storage.entries.entry_rows import content_of, field_codec, key_types_of
 from penstock.storage.entries.entry_values import encoded_rows
+from penstock.storage.entries.list_entries import LENGTH_BYTES
 from penstock.storage.entries.row_entries import row_entries
 from penstock.storage.entries.row_values import check_storable, encoded_values
 from penstock.storage.entries.timer_entries import timer_entries

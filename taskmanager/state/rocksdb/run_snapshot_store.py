@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Final
 
+import pyarrow as pa
+
 from penstock.errors import CheckpointAborted
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob
@@ -19,6 +21,8 @@ from penstock.storage.entries.entry_keys import partition_bounds
 from penstock.storage.entries.entry_rows import entry_rows
 from penstock.storage.entries.run_states import run_states
 from penstock.storage.run_columns import BACKEND, RUN_VERSION
+from penstock.storage.run_lists import with_marks
+from penstock.storage.run_merge import identity_of, whole_lists
 from penstock.storage.run_writer import SegmentWriter
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.hashmap.chains import Segment
@@ -109,7 +113,10 @@ class RunSnapshot:
                 for partition in partitions:
                     writer = SegmentWriter()
                     scan = database.scan(*partition_bounds(partition.offset))
-                    for part in writer.write(entries.batch(*found) for found in scan):
+                    rows: Iterator[pa.RecordBatch] = (entries.batch(*found) for found in scan)
+                    if state.kind == "list":
+                        rows = map(with_marks, whole_lists(rows, identity_of("list", state.schema)))
+                    for part in writer.write(rows):
                         self._check()
                         yield part
                     self._check()

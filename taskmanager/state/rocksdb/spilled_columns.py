@@ -1,12 +1,11 @@
-"""Values, lists and maps of keys in memory before their entries in the database.
+"""Values and maps of keys in memory before their entries in the database (lists: ``spilled_lists``).
 
 The columns are those of the in-memory backend. What a key has of values and lists is brought in as a whole
 when the key is, entries of maps one by one when they are asked for. Changes stay in memory until a freeze
 has written them; an export (``CellExport``, ``MapExport``) reads them on another thread meanwhile.
 
 Entry keys are ``partition | rest of the key`` (see ``entry_keys``); a map's entry has the encoded key of
-the map behind that, and its length (4 bytes, big-endian), which tells where it begins. A list is its items
-one after the other, each with its length in front (4 bytes, little-endian).
+the map behind that, and its length (4 bytes, big-endian), which tells where it begins.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from penstock.storage.entries.entry_keys import PARTITION_BYTES, entry_keys, str
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
 from taskmanager.state.hashmap.cell_columns import CellExport, HashMapValueColumn
-from taskmanager.state.hashmap.list_column import HashMapListColumn
 from taskmanager.state.hashmap.map_column import HashMapMapColumn, MapExport
 from taskmanager.state.hashmap.object_column import (
     ColumnExport,
@@ -110,8 +108,8 @@ class SpilledColumn(ObjectColumn):
         """Everything is in the database."""
         return not self.is_changed(self._written_version)
 
-    def rest_of(self, name: bytes) -> bytes:
-        """The part of an entry's key that all columns share for one key."""
+    def rest_of(self, name: bytes, data: bytes) -> bytes:
+        """The part of an entry's key that all columns share for one key; ``data`` is its value."""
         return name[PARTITION_BYTES:]
 
     def may_expire(self, data: bytes, now_ms: int) -> bool:
@@ -221,34 +219,6 @@ class SpilledValues(SpilledColumn, HashMapValueColumn):
             )
 
 
-class SpilledLists(SpilledValues, HashMapListColumn):
-    """A list per key; see ``taskmanager.state.backend.ListColumn``. An empty list is none."""
-
-    tells_additions = False
-
-    @override
-    def encode(self, cell: Any) -> bytes:
-        parts: list[bytes] = []
-        for item in cell:
-            data = self._codec.encode(item)
-            parts += (len(data).to_bytes(LENGTH_BYTES, "little"), data)
-        return b"".join(parts)
-
-    @override
-    def decode(self, data: bytes) -> Any:
-        items: list[Any] = []
-        position = 0
-        while position < len(data):
-            start = position + LENGTH_BYTES
-            position = start + int.from_bytes(data[position:start], "little")
-            items.append(self._codec.decode(data[start:position]))
-        return items
-
-    @override
-    def may_expire(self, data: bytes, now_ms: int) -> bool:
-        return any(self._is_expired(item, now_ms) for item in self.decode(data))
-
-
 class SpilledMaps(SpilledColumn, HashMapMapColumn):
     """A map per key; see ``taskmanager.state.backend.MapColumn``.
 
@@ -307,7 +277,7 @@ class SpilledMaps(SpilledColumn, HashMapMapColumn):
         return sorted(present, key=lambda item: encode(item[0]))
 
     @override
-    def rest_of(self, name: bytes) -> bytes:
+    def rest_of(self, name: bytes, data: bytes) -> bytes:
         length = int.from_bytes(name[-LENGTH_BYTES:], "big")
         return name[PARTITION_BYTES : len(name) - LENGTH_BYTES - length]
 

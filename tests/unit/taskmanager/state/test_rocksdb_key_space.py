@@ -52,6 +52,7 @@ class Space:
         self.space = backend.key_space(KEY_TYPES)
         self.value = self.space.value_column(VALUE)
         self.items = self.space.list_column(ITEMS)
+        self.items.chunk_items = 2
         self.entries = self.space.map_column(ENTRIES)
 
     def read(self, keys: list[str | None]) -> dict[str | None, Cells]:
@@ -138,6 +139,7 @@ class History:
         elif choice == 4:
             space.items.values[slot] = self.random.choice([ABSENT, []])
             space.items.changed.append(slot)
+            space.items.replaced.append(slot)
             cells.pop("items", None)
         elif choice == 5:
             space.entries.put(slot, name, number)
