@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,6 +29,9 @@ OUTPUT = "out"
 _INDEX = "index.json"
 _FILE_BYTES = 64 << 20
 """Of rows in memory: a file of the input has about as many, so that Spark can share the work out."""
+
+
+_AT_ONCE_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +94,11 @@ class StageInputFiles:
         self.files.append(str(path))
 
 
-def written_output(directory: Path) -> list[SparkOutputFile]:
-    """What Spark has written, looked at file by file.
+def written_output(directory: Path, *, is_kept: bool = False) -> list[SparkOutputFile]:
+    """What Spark has written, looked at file by file, several at a time.
+
+    Args:
+        is_kept: the files are to be safe from a crash of the machine as well.
 
     Raises:
         TaskFailure: it has not said that it is done, or a file is none.
@@ -99,14 +107,20 @@ def written_output(directory: Path) -> list[SparkOutputFile]:
         raise TaskFailure(
             f"Spark has not marked its output as complete: {directory} has no _SUCCESS"
         )
-    found = []
-    for path in sorted(directory.glob("*.parquet")):
-        try:
-            metadata = pq.read_metadata(path)
-        except (OSError, pa.ArrowException) as error:
-            raise TaskFailure(f"what Spark has written cannot be read: {path}: {error}") from error
-        found.append(SparkOutputFile(str(path), metadata.num_rows, path.stat().st_size))
-    return found
+    with ThreadPoolExecutor(_AT_ONCE_MAX) as threads:
+        look = partial(_looked_at, is_kept=is_kept)
+        return list(threads.map(look, sorted(directory.glob("*.parquet"))))
+
+
+def _looked_at(path: Path, *, is_kept: bool) -> SparkOutputFile:
+    try:
+        with path.open("rb") as file:
+            if is_kept:
+                os.fsync(file.fileno())
+            metadata = pq.read_metadata(file)
+            return SparkOutputFile(str(path), metadata.num_rows, os.fstat(file.fileno()).st_size)
+    except (OSError, pa.ArrowException) as error:
+        raise TaskFailure(f"what Spark has written cannot be read: {path}: {error}") from error
 
 
 def write_index(directory: Path, files: list[SparkOutputFile]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -36,16 +35,8 @@ def do_stage(session: Any, stage: RunStage) -> None:
     if not stage.is_kept:
         writer = writer.options(**_DEALT_OUT)
     writer.parquet(_uri(stage.output))
-    files = written_output(Path(stage.output))
-    if stage.is_kept:
-        for file in files:
-            _sync(file.path)
+    files = written_output(Path(stage.output), is_kept=stage.is_kept)
     write_index(Path(stage.function_file).parent, files)
-
-
-def _sync(path: str) -> None:
-    with Path(path).open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def failure_of(error: BaseException, stage: RunStage) -> StageFailed:
