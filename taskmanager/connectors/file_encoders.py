@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from typing_extensions import override
 
 from taskmanager.connectors.json_text import json_rows
@@ -77,20 +78,38 @@ class ParquetEncoder(FileEncoder):
 
 
 class CsvEncoder(FileEncoder):
-    """A header, then rows; nulls are empty, text is quoted."""
+    """A header, then rows; nulls are empty, text is quoted. An empty line would be no row: alone in its row a null is ``""``."""
 
     def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
         from pyarrow import csv
 
+        self._file = file
         self._writer = csv.CSVWriter(file, schema)
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write_batch(batch)
+        if batch.num_columns > 1 or not batch.column(0).null_count:
+            self._writer.write_batch(batch)
+        else:
+            self._file.write(_lines_of(batch.column(0)))
 
     @override
     def finish(self) -> None:
         self._writer.close()
+
+
+def _lines_of(column: pa.Array) -> bytes:
+    """The rows of a column with nulls, as pyarrow's writer has the others.
+
+    Example:
+        >>> _lines_of(pa.array(["a", None])).split()
+        [b'"a"', b'""']
+    """
+    texts = column.cast(pa.large_string())
+    if not (pa.types.is_primitive(column.type) or pa.types.is_decimal(column.type)):
+        texts = pc.replace_substring(texts, '"', '""')
+        return "".join(f'"{text or ""}"\n' for text in texts.to_pylist()).encode()
+    return "".join(f"{text}\n" for text in texts.fill_null('""').to_pylist()).encode()
 
 
 class JsonEncoder(FileEncoder):

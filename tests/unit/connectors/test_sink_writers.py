@@ -92,6 +92,39 @@ def test_written_files_can_be_read_back_as_a_source(
     assert found == user(batch()).select(schema.names).to_pylist()
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([1, None, None, -3]),
+        pa.array([None, 0.5, float("inf"), None]),
+        pa.array([None, Decimal("-1.50")]),
+        pa.array([0, None, -1], pa.timestamp("us", "UTC")),
+        pa.array([None, None], pa.date32()),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_a_null_alone_in_its_row_of_csv_is_read_back(
+    harness: Any, tmp_path: Path, values: pa.Array
+) -> None:
+    writer = opened(file_sink("csv", tmp_path))
+    rows = pa.record_batch({"a": values})
+    writer.write(rows)
+    writer.write(rows.slice(1))
+    writer.commit(prepare(writer))
+    found = harness.rows(file_source("csv", tmp_path, schema=rows.schema))
+    assert found == rows.to_pylist() + rows.slice(1).to_pylist()
+
+
+def test_texts_alone_in_their_rows_of_csv(harness: Any, tmp_path: Path) -> None:
+    writer = opened(file_sink("csv", tmp_path))
+    rows = pa.record_batch({"a": ['a"\n,b', None, "", "é"]})
+    writer.write(rows)
+    writer.write(rows.slice(2))
+    writer.commit(prepare(writer))
+    found = harness.rows(file_source("csv", tmp_path, schema=rows.schema))
+    assert [row["a"] for row in found] == ['a"\n,b', "", "", "é", "", "é"]
+
+
 def test_a_text_that_reads_like_null_stays_a_text(harness: Any, tmp_path: Path) -> None:
     writer = opened(file_sink("parquet", tmp_path, "k"))
     texts = [None, "__HIVE_DEFAULT_PARTITION__", "%5F_HIVE_DEFAULT_PARTITION__"]
