@@ -11,20 +11,22 @@ memory, the index has those that are, and the others of the keys that somebody h
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.storage.key_encoding import bounds_of
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.row_table import concatenated
-from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, widest_row_bytes
+from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, taken, widest_row_bytes
 
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 
-_CHUNK_ROWS_MAX = 1 << 13
+_CHUNK_ROWS_MAX = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +153,10 @@ class BucketIndex:
         self._merge_runs()
         self._merge_chunks()
 
-    def take(self, positions: Int64Array) -> pa.RecordBatch:
-        """The rows at n positions, at least one."""
-        if len(self._chunks) == 1:
-            return self._chunks[0].take(pa.array(positions))
-        order = np.argsort(positions)
-        ordered = positions[order]
-        cuts = np.searchsorted(ordered, [*self._starts, self._length])
-        parts = []
-        for i, chunk in enumerate(self._chunks):
-            wanted = ordered[cuts[i] : cuts[i + 1]] - self._starts[i]
-            if len(wanted):
-                parts.append(chunk.take(pa.array(wanted)))
-        inverse = np.empty(len(order), np.int64)
-        inverse[order] = np.arange(len(order))
-        return concatenated(parts).take(pa.array(inverse))
+    @property
+    def chunks(self) -> Sequence[pa.RecordBatch]:
+        """All its rows by position."""
+        return self._chunks
 
     def _merge_runs(self) -> None:
         runs = self.runs
@@ -182,6 +173,35 @@ class BucketIndex:
                 return
             chunks[-2:] = [concatenated(chunks[-2:])]
             self._starts.pop()
+
+
+def rows_of(
+    buckets: Sequence[BucketIndex],
+    bucket_of: Int64Array,
+    positions: Int64Array,
+    known: Mapping[str, pa.Array],
+) -> pa.RecordBatch:
+    """Rows of several buckets, together not more than 32-bit offsets reach.
+
+    Args:
+        buckets: at least one, with rows of one schema.
+        bucket_of: int64[n] in which of them each row is.
+        positions: int64[n] where it is in there.
+        known: columns that need not be looked up, of n values.
+    """
+    places = bounds_of(np.array([len(bucket) for bucket in buckets]))[bucket_of] + positions
+    chunks = [chunk for bucket in buckets for chunk in bucket.chunks]
+    starts = bounds_of(np.array([chunk.num_rows for chunk in chunks]))[:-1]
+    arrays = [
+        known[name]
+        if name in known
+        else taken([chunk.column(i) for chunk in chunks], starts, places, is_narrow=True)
+        for i, name in enumerate(chunks[0].schema.names)
+    ]
+    fields = [
+        field.with_type(array.type) for field, array in zip(chunks[0].schema, arrays, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def _by_hash_and_time(hashes: UInt64Array, times: Int64Array) -> Int64Array:

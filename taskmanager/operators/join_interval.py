@@ -21,12 +21,13 @@ Source: Flink's IntervalJoinOperator, which drops every row behind the watermark
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 from typing_extensions import override
 
 from common.elements import (
@@ -41,9 +42,17 @@ from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
 from penstock.storage.key_types import KeyKind, fixed_values, key_kind
 from taskmanager.kernels import split_by_slice, time_bounds
-from taskmanager.operators.join_index import BucketIndex, Int64Array, Probe, Run, UInt64Array
+from taskmanager.operators.join_index import (
+    BucketIndex,
+    Int64Array,
+    Probe,
+    Run,
+    UInt64Array,
+    rows_of,
+)
 from taskmanager.operators.join_pairs import pieces, spread
 from taskmanager.operators.joined_rows import BoolArray, JoinedRows, JoinSide
+from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.operator_progress import ArrivalCounter, WatermarkState
 from taskmanager.state.backend import KeyedStateBackend
@@ -86,6 +95,7 @@ class IntervalJoinOperator(Operator):
         lower, upper = spec.join.lower_ms, spec.join.upper_ms
         # Seen from a row of a side: when its partners are, and how long it may have some to come.
         self._bounds = ((lower, upper), (-upper, -lower))
+        self._hash_tells_key = _are_told_by_hashes(*(self._joined.side(i).keys for i in range(2)))
         self._kept_ms = (upper, -lower)
         self._bucket_ms = max(upper - lower, _BUCKET_MIN_MS)
         self._sides = [_Side(name, self._joined.side(i)) for i, name in enumerate(_NAMES)]
@@ -218,9 +228,16 @@ class IntervalJoinOperator(Operator):
     def _output(
         self, index: int, arrived: _Arrived, rows: Int64Array, partners: _Partners
     ) -> pa.RecordBatch:
-        mine, others = arrived.batch.take(pa.array(rows)), partners.rows()
-        is_same = _same_keys(self._joined.side(index), mine, self._joined.side(1 - index), others)
-        pairs = np.flatnonzero(is_same)
+        side, other = self._joined.side(index), self._joined.side(1 - index)
+        mine = arrived.batch.take(pa.array(rows))
+        known = {EVENT_TIME: pa.array(partners.times)}
+        if self._hash_tells_key:
+            known[other.keys.names[0]] = mine.column(side.keys.names[0])
+        others = partners.rows(known)
+        if self._hash_tells_key:
+            pairs = np.arange(len(rows))
+        else:
+            pairs = np.flatnonzero(_same_keys(side, mine, other, others))
         sides = (others, mine) if index else (mine, others)
         times = np.maximum(*(batch.column(EVENT_TIME).to_numpy() for batch in sides))
         return self._joined.build(sides[0], pairs, sides[1], pairs, (), times[pairs])
@@ -248,34 +265,25 @@ class _Partners:
     """Rows of several buckets.
 
     Attributes:
-        buckets: that they lie in, some more than once.
+        buckets: that they lie in.
         bucket_of: int64[n] index into ``buckets``.
         positions: int64[n] within the bucket.
+        times: int64[n] their event times.
     """
 
     buckets: list[BucketIndex]
     bucket_of: Int64Array
     positions: Int64Array
+    times: Int64Array
 
     def take(self, rows: slice | Int64Array) -> _Partners:
         """Some of them."""
-        return _Partners(self.buckets, self.bucket_of[rows], self.positions[rows])
+        positions, times = self.positions[rows], self.times[rows]
+        return _Partners(self.buckets, self.bucket_of[rows], positions, times)
 
-    def rows(self) -> pa.RecordBatch:
-        """The rows, at least one."""
-        order = np.argsort(self.bucket_of, kind="stable")
-        present, firsts = np.unique(self.bucket_of[order], return_index=True)
-        parts = [
-            self.buckets[bucket].take(self.positions[order[first:last]])
-            for bucket, first, last in zip(
-                present.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(order)], strict=True
-            )
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        inverse = np.empty(len(order), np.int64)
-        inverse[order] = np.arange(len(order))
-        return concatenated(parts).take(pa.array(inverse))
+    def rows(self, known: Mapping[str, pa.Array]) -> pa.RecordBatch:
+        """The rows, at least one, of which some columns are known."""
+        return rows_of(self.buckets, self.bucket_of, self.positions, known)
 
 
 class _Side:
@@ -364,7 +372,9 @@ def _is_over(times: Int64Array, watermarks: Int64Array, kept_ms: int) -> BoolArr
 def _partners(found: list[_Found], start: int, stop: int) -> tuple[Int64Array, _Partners]:
     """The pairs of rows ``start .. stop - 1``, row by row, partners by time and then arrival."""
     row_parts, time_parts, position_parts, bucket_parts, sequence_parts = [], [], [], [], []
-    for number, each in enumerate(found):
+    buckets = list({id(each.bucket): each.bucket for each in found}.values())
+    number_of = {id(bucket): number for number, bucket in enumerate(buckets)}
+    for each in found:
         first, last = np.searchsorted(each.rows, (start, stop))
         which, within = spread(each.counts[first:last])
         places = each.starts[first:last][which] + within
@@ -372,19 +382,24 @@ def _partners(found: list[_Found], start: int, stop: int) -> tuple[Int64Array, _
         time_parts.append(each.run.times[places])
         position_parts.append(each.run.positions[places])
         sequence_parts.append(each.bucket.sequence_of(position_parts[-1]))
-        bucket_parts.append(np.full(len(places), number))
+        bucket_parts.append(np.full(len(places), number_of[id(each.bucket)]))
     rows, positions = np.concatenate(row_parts), np.concatenate(position_parts)
+    times, bucket_of = np.concatenate(time_parts), np.concatenate(bucket_parts)
     if len(found) == 1:
-        return rows, _Partners([found[0].bucket], bucket_parts[0], positions)
+        return rows, _Partners(buckets, bucket_of, positions, times)
     order = np.argsort(rows, kind="stable")
     is_same = rows[order[1:]] == rows[order[:-1]]
     shared = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
     again = order[shared]  # rows with partners in one run have them in order
-    times, sequence = np.concatenate(time_parts)[again], np.concatenate(sequence_parts)[again]
-    order[shared] = again[np.lexsort((sequence, times, rows[again]))]
-    buckets = [each.bucket for each in found]
-    bucket_of = np.concatenate(bucket_parts)
-    return rows[order], _Partners(buckets, bucket_of[order], positions[order])
+    sequence = np.concatenate(sequence_parts)[again]
+    order[shared] = again[np.lexsort((sequence, times[again], rows[again]))]
+    return rows[order], _Partners(buckets, bucket_of, positions, times).take(order)
+
+
+def _are_told_by_hashes(first: KeyColumns, second: KeyColumns) -> bool:
+    """Whether keys with equal hashes are equal, to the bit: single integers, each of which has a hash of its own."""
+    fields = [*first.fields, *second.fields]
+    return len(fields) == 2 and fields[0].type == fields[1].type and pt.is_integer(fields[0].type)
 
 
 def _same_keys(

@@ -16,7 +16,7 @@ from penstock.storage.key_encoding import bounds_of
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.slot_arrays import grown
-from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, concatenated_array, narrow_pieces
+from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, narrow_pieces, taken
 
 FrozenStates = Callable[[Int64Array], pa.Array]
 """States of some groups as they were when they were frozen, readable on any thread: takes indices of
@@ -93,25 +93,10 @@ class ValueLog:
     def _take(self, positions: Int64Array) -> pa.Array:
         if not len(positions):
             return pa.array([], self._type)
-        if len(self._chunks) == 1:
-            return self._chunks[0].take(pa.array(positions))
-        if self._is_fixed or sum(chunk.nbytes for chunk in self._chunks) <= self._chunk_bytes_max:
-            return pa.chunked_array(self._chunks).take(pa.array(positions)).combine_chunks()
-        chunk_of = np.searchsorted(self._starts, positions, side="right") - 1
-        first = int(chunk_of[0])
-        if (chunk_of == first).all():
-            return self._chunks[first].take(pa.array(positions - self._starts[first]))
-        order = np.argsort(chunk_of, kind="stable")
-        sorted_positions, sorted_chunks = positions[order], chunk_of[order]
-        cuts = np.flatnonzero(np.diff(sorted_chunks, prepend=-1)).tolist()
-        pieces = []
-        for start, stop in zip(cuts, [*cuts[1:], len(order)], strict=True):
-            chunk = int(sorted_chunks[start])
-            local = sorted_positions[start:stop] - self._starts[chunk]
-            pieces.append(self._chunks[chunk].take(pa.array(local)))
-        inverse = np.empty(len(order), np.int64)
-        inverse[order] = np.arange(len(order))
-        return concatenated_array(pieces, self._chunk_bytes_max).take(pa.array(inverse))
+        is_narrow = self._is_fixed or self.memory_bytes <= self._chunk_bytes_max
+        return taken(
+            self._chunks, self._starts, positions, self._chunk_bytes_max, is_narrow=is_narrow
+        )
 
     def _merge_tail(self) -> None:
         chunks = self._chunks

@@ -18,13 +18,49 @@ OFFSET_BYTES_MAX = (1 << 31) - 1
 
 
 def concatenated_array(pieces: Sequence[pa.Array], bytes_max: int = OFFSET_BYTES_MAX) -> pa.Array:
-    """The pieces, at least one, as one array; of a type with 64-bit offsets where they are too large for theirs."""
+    """The pieces, at least one, as one array; of a type with 64-bit offsets where they, or one, are too large for theirs."""
     if len(pieces) == 1:
         return pieces[0]
-    if sum(piece.nbytes for piece in pieces) > bytes_max:
-        wide = wide_type(pieces[0].type)
+    kind = pieces[0].type
+    is_mixed = any(piece.type != kind for piece in pieces)
+    if is_mixed or sum(piece.nbytes for piece in pieces) > bytes_max:
+        wide = wide_type(kind)
         pieces = [piece if piece.type == wide else piece.cast(wide) for piece in pieces]
     return pa.concat_arrays(pieces)
+
+
+def taken(
+    pieces: Sequence[pa.Array],
+    starts: Sequence[int] | Int64Array,
+    places: Int64Array,
+    bytes_max: int = OFFSET_BYTES_MAX,
+    *,
+    is_narrow: bool,
+) -> pa.Array:
+    """Some values of an array in pieces, at least one of each.
+
+    Args:
+        pieces: of one type, some of its wide form perhaps.
+        starts: the place of the first value of each.
+        places: int64[n].
+        bytes_max: what offsets reach.
+        is_narrow: what is taken has no more than that.
+    """
+    kind = pieces[0].type
+    if len(pieces) == 1:
+        return pieces[0].take(pa.array(places))
+    if is_narrow and not pt.is_dictionary(kind) and all(piece.type == kind for piece in pieces):
+        return pa.chunked_array(pieces).take(pa.array(places)).combine_chunks()
+    piece_of = np.searchsorted(starts, places, side="right") - 1
+    order = np.argsort(piece_of, kind="stable")
+    present, firsts = np.unique(piece_of[order], return_index=True)
+    parts = [
+        pieces[piece].take(pa.array(places[rows] - starts[piece]))
+        for piece, rows in zip(present.tolist(), np.split(order, firsts[1:]), strict=True)
+    ]
+    inverse = np.empty(len(order), np.int64)
+    inverse[order] = np.arange(len(order))
+    return concatenated_array(parts, bytes_max).take(pa.array(inverse))
 
 
 def narrow_pieces(
