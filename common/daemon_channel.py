@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grpc
 import grpc.aio
 
 from common.auth import token_client_interceptors
@@ -29,6 +30,14 @@ class DaemonChannel:
             options=options,
             interceptors=token_client_interceptors("" if tls else token),
         )
+
+    async def wait_broken(self) -> None:
+        """Waits until it is connected, if it is not, and then until it is so no more, or closed."""
+        state, was_ready = self.channel.get_state(), False
+        while not (was_ready or state is grpc.ChannelConnectivity.SHUTDOWN):
+            was_ready = state is grpc.ChannelConnectivity.READY
+            await self.channel.wait_for_state_change(state)
+            state = self.channel.get_state()
 
     async def close(self) -> None:
         """Ends the channel and whatever is under way on it."""

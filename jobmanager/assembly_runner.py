@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -127,8 +127,9 @@ async def leading(
     storage: str,
     numbers: LeadershipNumbers,
     tls: DaemonTls | None = None,
+    hand_over: Callable[[], Coroutine[None, None, None]] | None = None,
 ) -> AsyncIterator[RunningJobManager]:
-    """A JobManager that leads, for the time of the block; at its end running jobs fail and everything is closed.
+    """A JobManager that leads, for the time of the block; then running jobs are left or fail, and all is closed.
 
     Args:
         config: of the cluster.
@@ -139,18 +140,19 @@ async def leading(
         storage: that of uploaded code and data.
         numbers: what is known of the election.
         tls: of this daemon.
+        hand_over: lets another one lead, as soon as nothing of any job is under way here.
 
     Raises:
         StreamError: a port, a file or a setting is not to be had.
     """
     use_s3(lambda: config.s3)
     token, made_token_file = await asyncio.to_thread(own_token, config, directory)
-    store = _job_store(kept, leader)
     artifacts = await asyncio.to_thread(_artifacts, storage)
     try:
         results = ResultsStore()
         cluster = _cluster(config, token, leader, tls, clock)
         traces = load_reporter(config, leader.cluster_id)
+        store = _job_store(kept, leader)
         dispatcher = _dispatcher(config, cluster, artifacts, store, results, clock, traces)
         drains = _drains(dispatcher, cluster, kept, leader)
         server = jobmanager_server(config, token, tls)
@@ -162,22 +164,30 @@ async def leading(
         metrics = _metrics(config, dispatcher, cluster, leader, numbers)
         try:
             port = bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)
-            metrics_port = metrics.start()
+            ports = port, metrics.start()
             async with _acting(_log_keeper(config, directory), cluster, dispatcher, drains):
                 await server.start()
                 try:
-                    yield RunningJobManager(
-                        port, metrics_port, made_token_file, dispatcher, cluster
-                    )
+                    yield RunningJobManager(*ports, made_token_file, dispatcher, cluster)
                 finally:
                     await dispatcher.stop()
+                    await _hand_over(server, hand_over)
                     traces.close()
-                    await server.stop(_SERVER_GRACE_S)
         finally:
             await server.stop(None)
             metrics.stop()
     finally:
         artifacts.close()
+
+
+async def _hand_over(
+    server: DaemonServer, hand_over: Callable[[], Coroutine[None, None, None]] | None
+) -> None:
+    """Another one leads while the last calls here are answered."""
+    async with asyncio.TaskGroup() as ends:
+        ends.create_task(server.stop(_SERVER_GRACE_S))
+        if hand_over is not None:
+            ends.create_task(hand_over())
 
 
 def _serve(

@@ -132,10 +132,9 @@ async def _serve_elected(
         finally:
             await server.stop(None)
         config = config.model_copy(update={"jobmanager_rpc_port": port})
+        lead = partial(leading, config, directory, SystemClock(), store, kept, kept)
         async with (
-            leading(
-                config, directory, SystemClock(), store, kept, kept, leadership.numbers, tls
-            ) as jobmanager,
+            lead(leadership.numbers, tls, leadership.stop) as jobmanager,
             asyncio.TaskGroup() as tasks,
         ):
             keeping = tasks.create_task(leadership.keep())

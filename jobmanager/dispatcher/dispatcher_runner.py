@@ -156,18 +156,18 @@ class DispatcherRunner:
         self._stopping = True
         self._recovery.stop()
         self.why_not_serving = "the JobManager is stopping"
-        now_ms = self._clock.now_ms()
-        cause = FailureCause("Unrecoverable", "JobManager stopped", timestamp_ms=now_ms)
         for _, runner in self.jobs.running():
             if runner.outlives_jobmanager:
                 runner.post(job_events.SuspendRequested())
             else:
+                cause = FailureCause("Unrecoverable", "JobManager stopped")
                 runner.post(job_events.FailureRequested(cause))
         try:
             async with asyncio.timeout(_STOP_TIMEOUT_S):
                 await self._idle.wait()
         except TimeoutError:
-            await self._abandon([job_id for job_id, _ in self.jobs.running()])
+            left = self.jobs.running()  # what others can go on with is theirs
+            await self._abandon([id for id, one in left if not one.outlives_jobmanager])
 
     async def _abandon(self, job_ids: list[str]) -> None:
         """Ends the slot processes of jobs that did not end in time."""

@@ -84,14 +84,14 @@ class CollectSinks:
                     own[index] = sequence or 0
         return found
 
-    def attempts_of(self, current: Iterable[AttemptKey]) -> Sequences:
+    def attempts_of(self, heard: Iterable[AttemptKey]) -> Sequences:
         """The numbers of the attempts that the sinks are in, by collect id and subtask index.
 
         Args:
-            current: the attempts that count of the job.
+            heard: the oldest attempt that counts of each subtask.
         """
         numbers: dict[str, dict[int, int]] = {}
-        for key in current:
+        for key in heard:
             numbers.setdefault(key.vertex, {})[key.subtask_index] = key.attempt
         return {
             collect_id: numbers.get(vertex, {})

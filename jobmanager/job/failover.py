@@ -106,7 +106,7 @@ class Failover:
         self._tied: set[str] = set()
         """Sources that were read before, with splits of which nobody knows who has had which: what begins again of one
         begins again with all of its subtasks, which find the splits anew."""
-        self._takeovers = int(options.is_recovered)
+        self._takeovers = 0
         self._moved = frozenset[SubtaskId]()
         self.moves = 0
         """How often something was told to begin elsewhere."""
@@ -124,7 +124,6 @@ class Failover:
         Args:
             is_cut: it has taken a savepoint, and no checkpoint has been completed since.
         """
-        self._takeovers = 0
         self._is_cut = is_cut
 
     def was_restarting(self, subtasks: frozenset[SubtaskId]) -> bool:
@@ -132,15 +131,10 @@ class Failover:
         return bool(subtasks) and subtasks <= self._restarting
 
     def takes_up_restart(self, now_ms: int) -> bool:
-        """Everything begins again under this JobManager, as part of a restart where one was under way.
-
-        Returns:
-            Whether the rest of its delay is to be waited for.
-        """
-        if not self._restarting:
-            return False
-        self._takeovers = 0
-        return self._strategy.rest_ms(now_ms) > 0
+        """Whether everything begins again as part of a restart that was under way, and the rest of its delay is to be
+        waited for; else that it does is one restart more."""
+        self._takeovers = int(not self._restarting)
+        return bool(self._restarting) and self._strategy.rest_ms(now_ms) > 0
 
     def kept(self, groups: Groups) -> KeptFailures:
         """What the next JobManager is to know.

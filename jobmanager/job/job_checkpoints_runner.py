@@ -220,9 +220,9 @@ class JobCheckpointsRunner:
         if self._store is not None:
             self.gauges.note_started(self._clock.now_ms())
 
-    def note_takeover(self, current: Iterable[AttemptKey], *, go_on: bool) -> None:
+    def note_takeover(self, heard: Iterable[AttemptKey], *, go_on: bool) -> None:
         """What an earlier JobManager has deployed was looked for: whether it goes on, and which attempts count."""
-        self._starts.note_takeover(current, go_on=go_on)
+        self._starts.note_takeover(heard, go_on=go_on)
         if self._savepoints is not None:
             self._savepoints.note_takeover(go_on=go_on)
 

@@ -230,8 +230,8 @@ class JobMaster(JobMasterViews):
         self._phase = next_phase(self._phase, turn)
         [group] = self._parts.groups
         self._parts.groups.move(group, GroupEvent.STARTED)
-        seeks, failover = self.options.seeks_attempts, self._parts.failover
-        if not seeks and failover.takes_up_restart(self._parts.now_ms):
+        begins_again = self.options.is_recovered and not self.options.seeks_attempts
+        if begins_again and self._parts.failover.takes_up_restart(self._parts.now_ms):
             self._fail(Failed(being_restarted(), ALL, resumes=True))
         else:
             self._perform(self._preparations.begin(group))

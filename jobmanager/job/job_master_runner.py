@@ -60,6 +60,10 @@ _PROMOTION = "promotion"
 """Lane of work that concerns several TaskManagers."""
 
 
+class _Left(Exception):  # noqa: N818 - named after what happened
+    """The job is left to another JobManager."""
+
+
 class JobMasterRunner:
     """Runs one job.
 
@@ -230,19 +234,17 @@ class JobMasterRunner:
         await self._inbox.report(event)
 
     async def run(self) -> None:
-        """Drives the job to its end; returns when its slots are back, or were asked for in vain."""
+        """Drives the job to its end; returns when its slots are back, or were asked for in vain.
+
+        Where another JobManager goes on with it, what is under way for it here ends as if this process had been killed.
+        """
         self._cluster.join(self._job.job_id, self)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
-                self.post(job_events.JobStarted())
-                # After the end the inbox may still hold a grant that must be given back.
-                while not self.master.ended or len(self._inbox):
-                    await self._step(await self._inbox.get())
-                self._stop_locating()
-                if self.master.state is not JobState.SUSPENDED:  # else the next one looks
-                    self._end_search()
-                self.checkpoints.end()
+                await self._drive()
+        except* _Left:
+            pass
         finally:
             self._inbox.close()
             for timer in (*self._overdue_timers.values(), *self._later):
@@ -250,6 +252,17 @@ class JobMasterRunner:
             self.history.close()
             self.checkpoints.close()
             self._cluster.leave(self._job.job_id)
+
+    async def _drive(self) -> None:
+        self.post(job_events.JobStarted())
+        # After the end the inbox may still hold a grant that must be given back.
+        while not self.master.ended or len(self._inbox):
+            await self._step(await self._inbox.get())
+        self._stop_locating()
+        self.checkpoints.end()
+        if self.master.state is JobState.SUSPENDED:
+            raise _Left
+        self._end_search()
 
     async def _step(self, event: job_events.JobEvent) -> None:
         if isinstance(event, job_events.TaskManagerGone):
@@ -270,8 +283,8 @@ class JobMasterRunner:
         if self._trace is not None:
             self._trace.note(event, effects, self._clock.now_ms())
         if isinstance(event, job_events.AttemptsFound) and not self._is_ending:
-            current = (attempt.key for attempt in self.master.graph.current())
-            self.checkpoints.note_takeover(current, go_on=self.master.was_taken_over)
+            heard, goes_on = self.master.oldest_heard(), self.master.was_taken_over
+            self.checkpoints.note_takeover(heard, go_on=goes_on)
         self.history.note()
         if isinstance(event, job_events.SlotsGranted):
             # Jobs that were accepted while no TaskManager was there are checked now.

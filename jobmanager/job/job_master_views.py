@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.restart_counts import KeptFailures
+from jobmanager.graph.execution_attempt import AttemptKey
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.groups import Groups
@@ -55,6 +57,14 @@ class JobMasterViews:
     def was_taken_over(self) -> bool:
         """Whether what another JobManager has deployed goes on here, all of it or what was left."""
         return self._parts.was_taken_over
+
+    def oldest_heard(self) -> list[AttemptKey]:
+        """Of each subtask the oldest attempt that counts; of those that begin again none that there is."""
+        stopped = self._parts.groups.stopped
+        return [
+            replace(one.key, attempt=one.key.attempt + (one.key.subtask in stopped))
+            for one in self.graph.current()
+        ]
 
     @property
     def attempt(self) -> int:

@@ -129,12 +129,12 @@ class StartPreparationRunner:
                 )
             self._post(event)
 
-    def note_takeover(self, current: Iterable[AttemptKey], *, go_on: bool) -> None:
+    def note_takeover(self, heard: Iterable[AttemptKey], *, go_on: bool) -> None:
         """What an earlier JobManager has deployed was looked for: rows of the attempts that count are taken now."""
         if self._undecided is not None and not go_on:
             self._results.restart(self._job_id, *self._undecided)
         self._undecided = None
-        self._results.release(self._job_id, self._collects.attempts_of(current))
+        self._results.release(self._job_id, self._collects.attempts_of(heard))
 
     async def _prepared_at_last(self, effect: job_effects.PrepareStart) -> job_events.StartPrepared:
         """Where storage that is not there yet is no end of the job, it is waited for."""

@@ -86,7 +86,9 @@ class ZookeeperRunner:
             await asyncio.to_thread(self._delete, leader.node)
 
     async def stop(self) -> None:
-        """Leaves the election."""
+        """Leaves the election; once is enough."""
+        if self._is_over:
+            return
         self._is_over = True
         self._changed.set()
         with contextlib.suppress(TimeoutError):

@@ -84,7 +84,7 @@ class ResultsStore:
         """It is known what of the job goes on.
 
         Args:
-            attempts: that count: collect id -> subtask index -> number.
+            attempts: collect id -> subtask index -> number of the oldest that counts.
         """
         for (owner, collect_id), results in self._results.items():
             if owner == job_id:

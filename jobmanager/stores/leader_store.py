@@ -23,6 +23,8 @@ from penstock.storage.swapped_object import NewerLeader, SwappedObject
 LEADER_PATH: Final = "LEADER"
 FORMAT: Final = FrameFormat("the name of a leader", b"PSTKLEAD", 1)
 
+JOBS_PREFIX: Final = "jobs/"
+
 _ATTEMPTS: Final = 16
 
 
@@ -35,6 +37,7 @@ class LeaderStore:
     """
 
     def __init__(self, store: ObjectStore, uri: str) -> None:
+        self._store = store
         self._object = SwappedObject(store, LEADER_PATH, SwappedKind.LEADER, self._lost)
         self._path = f"{uri}/{LEADER_PATH}"
         self.epoch = 0
@@ -52,10 +55,13 @@ class LeaderStore:
 
         Raises:
             StoreCorrupt: there is a LEADER that cannot be understood; it stays.
+            StoreNotFound: somebody has led, and nothing of what he kept is there.
             StoreTransient: it cannot be read or written now.
         """
         for _ in range(_ATTEMPTS):
             content = self._object.content()
+            if content is None and epoch_min:
+                self._check_is_there(epoch_min)
             found = job_record_pb2.StoredLeader() if content is None else self._decode(content)
             leader = job_record_pb2.StoredLeader(
                 cluster_id=found.cluster_id or uuid.uuid4().hex,
@@ -68,6 +74,15 @@ class LeaderStore:
         raise StoreTransient(
             f"{self._path} changed {_ATTEMPTS} times while this JobManager took over: how many of them are there?"
         )
+
+    def _check_is_there(self, epoch: int) -> None:
+        """A directory that is not mounted looks as one in which nothing has been kept yet."""
+        if not self._store.list(JOBS_PREFIX):
+            raise StoreNotFound(
+                f"{self._path} is gone, and all jobs with it, although leader epoch {epoch} has led, as ZooKeeper knows: is "
+                "the storage there? Nobody leads until it is. To begin with an empty one, remove the nodes of the "
+                "cluster from ZooKeeper"
+            )
 
     def met(self, error: NewerLeader) -> None:
         """Something is that of a leader with a larger epoch."""

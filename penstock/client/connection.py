@@ -6,6 +6,7 @@ to a client. Where there are several JobManagers, one that does not lead is no e
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -32,6 +33,8 @@ from penstock.errors import JobManagerUnreachable, NotLeader, ProtocolMismatch, 
 from penstock.pb import client_pb2_grpc
 
 _LEADER_PAUSE_S = 0.1
+_PATIENCE_S = 1.0
+"""With one of several JobManagers, at first; it doubles."""
 
 _OPTIONS = [
     *TRANSPORT_OPTIONS,
@@ -102,11 +105,12 @@ class LeaderConnection:
 
     def _connect(self) -> client_pb2_grpc.JobManagerStub:
         """Finds who leads; where there are several JobManagers, waits for one that does."""
-        deadline = time.monotonic() + self.leader_timeout_s
+        deadline, patience_s = time.monotonic() + self.leader_timeout_s, _PATIENCE_S
         while True:
             failures: list[JobManagerUnreachable] = []
-            if (stub := self._greeted(failures)) is not None:
+            if (stub := self._greeted(failures, patience_s)) is not None:
                 return stub
+            patience_s *= 2
             if not self.has_standbys or time.monotonic() >= deadline:
                 break
             time.sleep(_LEADER_PAUSE_S)
@@ -116,9 +120,14 @@ class LeaderConnection:
         )
 
     def _greeted(
-        self, failures: list[JobManagerUnreachable]
+        self, failures: list[JobManagerUnreachable], patience_s: float
     ) -> client_pb2_grpc.JobManagerStub | None:
-        """Asks the addresses that were given, then those that standbys have told of, who leads."""
+        """Asks the addresses that were given, then those that standbys have told of, who leads.
+
+        Args:
+            failures: gets what they have answered.
+            patience_s: for each, where there are several: one that is silent does not keep the others from being asked.
+        """
         asked = list(self._addresses)
         for named in asked:
             address = self._look_up(named)
@@ -129,7 +138,7 @@ class LeaderConnection:
             with self._lock:
                 self._close_channel = close_channel
             try:
-                self._greet(address, stub)
+                self._greet(address, stub, patience_s if self.has_standbys else math.inf)
             except JobManagerUnreachable as error:
                 close_channel()
                 failures.append(error)
@@ -156,15 +165,17 @@ class LeaderConnection:
         self.metadata = token_metadata("" if found is None else found.token)
         return named if found is None else found.address
 
-    def _greet(self, address: str, stub: client_pb2_grpc.JobManagerStub) -> None:
+    def _greet(self, address: str, stub: client_pb2_grpc.JobManagerStub, patience_s: float) -> None:
+        timeout_s = min(patience_s, self._connect_timeout_s)
         try:
-            response = stub.Hello(
-                greeting(), timeout=self._connect_timeout_s, metadata=self.metadata
-            )
+            response = stub.Hello(greeting(), timeout=timeout_s, metadata=self.metadata)
         except grpc.RpcError as error:
             ours = self.translated(error, f"{address}: ")
-            if type(ours) is JobManagerUnreachable and (why := why_no_channel(address, self._tls)):
-                ours = JobManagerUnreachable(f"{address}: {why}")
+            # One that is silent has no word on TLS either, and the next is to be asked.
+            is_silent = patience_s < math.inf and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if type(ours) is JobManagerUnreachable and not is_silent:
+                why = why_no_channel(address, self._tls)
+                ours = JobManagerUnreachable(f"{address}: {why}") if why else ours
             raise ours from error
         check_answer(response, address)
 

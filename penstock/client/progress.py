@@ -52,22 +52,31 @@ class ProgressDisplay:
             self._live.stop()
 
     def __call__(self, details: client_pb2.JobDetails) -> None:
-        """Shows the newest details."""
+        """Shows the newest details; the job's id first of all."""
+        if self._last_state == -1:
+            summary = details.summary
+            self._console.print(
+                Text(in_one_line(f"{summary.name}: job {summary.job_id}")), soft_wrap=True
+            )
         line = self._line(details)
+        is_new, self._last_state = (
+            details.summary.state != self._last_state,
+            details.summary.state,
+        )
         if self._console.is_terminal:
             self._live.update(Text(line), refresh=True)
-        elif (
-            details.summary.state != self._last_state
-            or time.monotonic() - self._last_line_at_s >= _LINE_INTERVAL_S
-        ):
+        elif is_new or time.monotonic() - self._last_line_at_s >= _LINE_INTERVAL_S:
             self._last_line_at_s = time.monotonic()
-            self._last_state = details.summary.state
             self._console.print(Text(line), soft_wrap=True)
 
     def _line(self, details: client_pb2.JobDetails) -> str:
         now_s, rows = time.monotonic(), rows_read(details)
         elapsed_s = now_s - self._last_at_s
-        if elapsed_s >= REFRESH_MS / 2000 and rows != self._last_rows:
+        if (
+            rows < self._last_rows
+        ):  # they have begun again, or another JobManager has not heard of them yet
+            self._last_rows, self._last_at_s = rows, now_s
+        elif elapsed_s >= REFRESH_MS / 2000 and rows != self._last_rows:
             self._rate = (rows - self._last_rows) / elapsed_s
             self._last_rows, self._last_at_s = rows, now_s
         state = client_pb2.JobState.Name(details.summary.state).removeprefix("JOB_STATE_")

@@ -24,6 +24,7 @@ from penstock.errors import NotLeader, StoreTransient, StreamError
 
 _Answer = TypeVar("_Answer", bound=Message)
 _PIECE_TIMEOUT_S = 30.0
+_TOLD_MAX = 10
 
 
 class JobManagerClient:
@@ -50,6 +51,8 @@ class JobManagerClient:
         self._token = token
         self._tls = tls
         self._channel: DaemonChannel | None = None
+        self._silent, self._told = "", 0
+        """Who has not answered last, and how often it was told of since."""
 
     @property
     def address(self) -> str:
@@ -64,9 +67,17 @@ class JobManagerClient:
     async def switch(self, why: StreamError) -> None:
         """Talks to another address from now on: to the leader's where a standby has told it, else to the next.
 
+        Of a leader that has just been silent standbys may tell some more times before it is asked again: another
+        leads as soon as one of them does.
+
         Args:
             why: what the last call raised.
         """
+        if not isinstance(why, NotLeader):
+            self._silent, self._told = self.address, 0
+        elif why.leader == self._silent and self._told < _TOLD_MAX:
+            self._told += 1
+            return
         await self.close()
         if isinstance(why, NotLeader) and why.leader:
             if why.leader not in self._addresses:
@@ -74,6 +85,13 @@ class JobManagerClient:
             self._current = self._addresses.index(why.leader)
         else:
             self._current = (self._current + 1) % len(self._addresses)
+
+    async def wait_broken(self) -> None:
+        """Waits until the connection that calls go over breaks."""
+        if self._channel is None:
+            await asyncio.Event().wait()
+        else:
+            await self._channel.wait_broken()
 
     async def close(self) -> None:
         """Closes the channel; calls under way fail."""

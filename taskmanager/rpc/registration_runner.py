@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from common.clock import Clock
@@ -44,6 +45,8 @@ from taskmanager.task.lifecycle import TERMINAL
 _RETRY_FIRST_S = 0.1
 _RETRY_MAX_S = 2.0
 _RETRY_REPORT_S = 0.2
+_SEEK_S, _SEEK_PATIENCE_S = 0.2, 1.5
+"""Between two calls while nobody leads, and for each."""
 
 
 class RegistrationLost(Exception):  # noqa: N818 - named after what happened
@@ -124,6 +127,10 @@ class RegistrationRunner:
         self._event_arrived = event_arrived
         self._outbox = EventOutbox()
         self._events_waiting = asyncio.Event()
+        self._is_cut = asyncio.Event()
+        """The connection has just broken."""
+        self._seeks = False
+        """Another JobManager may lead."""
         self._registered = asyncio.Event()
         self._registration: Registration | None = None
         self._is_leaving = False
@@ -327,6 +334,7 @@ class RegistrationRunner:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._send_heartbeats(registration))
                 group.create_task(self._report_events(registration))
+                group.create_task(self._watch_connection())
         except* RegistrationLost as lost:
             first = lost.exceptions[0]
             reason = first if isinstance(first, RegistrationLost) else None
@@ -337,10 +345,22 @@ class RegistrationRunner:
 
     async def _send_heartbeats(self, registration: Registration) -> None:
         while True:
-            await self._heartbeat(registration)
-            await asyncio.sleep(registration.heartbeat_interval_s)
+            is_answered = await self._heartbeat(registration)
+            # Who leads is looked for at once where the connection has broken, and soon where nobody has led.
+            self._seeks = self._client.has_alternatives and not is_answered
+            interval_s = registration.heartbeat_interval_s
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(interval_s, _SEEK_S) if self._seeks else interval_s):
+                    await self._is_cut.wait()
+            self._is_cut.clear()
 
-    async def _heartbeat(self, registration: Registration) -> None:
+    async def _watch_connection(self) -> None:
+        """Has the next heartbeat sent at once when the connection breaks."""
+        await self._client.wait_broken()
+        self._is_cut.set()
+
+    async def _heartbeat(self, registration: Registration) -> bool:
+        """Whether it was answered by who leads."""
         request = internal_pb2.HeartbeatRequest(
             taskmanager_id=self._identity.taskmanager_id,
             incarnation=registration.incarnation,
@@ -352,16 +372,14 @@ class RegistrationRunner:
             spill_bytes=self._spill_bytes(),
         )
         try:
-            response = await self._client.heartbeat(
-                request, self._silence.patience_s(self._now_s())
-            )
+            response = await self._client.heartbeat(request, self._patience_s())
         except StreamError as error:
             self._raise_unless_transient(error)
             self._log.info("heartbeat.failed", reason=str(error))
             self._bear_silence()
             if self._client.has_alternatives:  # another may lead by now
                 await self._client.switch(error)
-            return
+            return False
         if not response.known and response.cluster_id == registration.cluster_id:
             if response.leader_epoch > registration.leader_epoch:
                 raise LeaderReplaced(f"leader epoch {response.leader_epoch} has begun")
@@ -369,10 +387,16 @@ class RegistrationRunner:
                 # One that leads no more, and has not noticed.
                 self._bear_silence()
                 await self._client.switch(Fenced(f"leader epoch {response.leader_epoch} is over"))
-                return
+                return False
         if not response.known:
             raise RegistrationLost("the JobManager does not know this TaskManager any more")
         self._note_answer()
+        return True
+
+    def _patience_s(self) -> float:
+        """For one call; a JobManager that has been silent is asked beside others, and not waited for for long."""
+        patience_s = self._silence.patience_s(self._now_s())
+        return min(patience_s, _SEEK_PATIENCE_S) if self._seeks else patience_s
 
     def _note_answer(self) -> None:
         silence, now_s = self._silence, self._now_s()

@@ -29,7 +29,7 @@ from jobmanager.leadership.standby_runner import StandbyRunner
 from jobmanager.stores.leader_store import LeaderStore
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.config import Configuration
-from penstock.errors import ConfigurationError, Fenced, NotLeader
+from penstock.errors import ConfigurationError, Fenced, NotLeader, StoreNotFound
 from penstock.pb import client_pb2, client_pb2_grpc
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.swapped_object import NewerLeader
@@ -116,8 +116,6 @@ def test_who_meets_a_newer_leader_ends_and_the_next_epoch_is_above_it() -> None:
         config = Configuration.from_mapping({"high-availability.zookeeper.quorum": "127.0.0.1:1"})
         LeadershipRunner(config, "own:1", store, end)
         store.take_over()
-        other = LeaderStore(MemoryStore(1 << 20), "elsewhere")
-        other.take_over(epoch_min=40)
         with pytest.raises(EndedError, match="epoch 41 has it"):
             store.met(NewerLeader("epoch 41 has it", 41))
         after = LeaderStore(kept, "kept")
@@ -127,6 +125,18 @@ def test_who_meets_a_newer_leader_ends_and_the_next_epoch_is_above_it() -> None:
             store.verify()
 
     asyncio.run(scenario())
+
+
+def test_nobody_leads_on_a_storage_that_is_gone() -> None:
+    """As where a directory is not mounted; without LEADER alone the jobs are there, and their epochs count."""
+    kept = MemoryStore(1 << 20)
+    store = LeaderStore(kept, "kept")
+    with pytest.raises(StoreNotFound, match="although leader epoch 7 has led"):
+        store.take_over(7)
+    assert not kept.list("")
+    kept.put("jobs/one", [b"its record"])
+    store.take_over(7)
+    assert store.epoch == 8
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,8 @@ def test_a_job_that_ended_with_its_jobmanager_has_that_end_in_its_history(
     async def scenario() -> None:
         async with cluster_of() as cluster:
             await cluster.add("tm1")
-            await cluster.submit(make_graph(config={"restart-strategy.type": "none"}))
+            in_memory = {"execution.checkpointing.storage": "jobmanager"}
+            await cluster.submit(make_graph(config=in_memory))
             await cluster.wait_for(JOB, "RUNNING")
             jobs = JobRecords(tmp_path)
             kept = jobs.copy()

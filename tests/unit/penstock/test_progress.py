@@ -23,11 +23,29 @@ def line(details: client_pb2.JobDetails) -> str:
     written = io.StringIO()
     with ProgressDisplay(written) as display:
         display(details)
-    return written.getvalue()
+    first, _, rest = written.getvalue().partition("\n")
+    assert first == "hot: job 0123", "so that one can follow it from elsewhere"
+    return rest
+
+
+def test_rows_that_begin_again_have_no_rate() -> None:
+    def with_rows(count: int) -> client_pb2.JobDetails:
+        details = details_of(client_pb2.JOB_STATE_RUNNING)
+        subtask = details.vertices.add(is_source=True).subtasks.add()
+        subtask.metrics.records_in = count
+        return details
+
+    written = io.StringIO()
+    with ProgressDisplay(written) as display:
+        for count in (1_000, 0):
+            display._last_at_s -= 1.0
+            display._last_line_at_s = 0.0
+            display(with_rows(count))
+    assert "-" not in written.getvalue()
 
 
 def details_of(state: client_pb2.JobState.ValueType, **fields: object) -> client_pb2.JobDetails:
-    summary = client_pb2.JobSummary(name="hot", state=state, restarts=3)
+    summary = client_pb2.JobSummary(job_id="0123", name="hot", state=state, restarts=3)
     return client_pb2.JobDetails(summary=summary, **fields)  # type: ignore[arg-type]
 
 

@@ -23,6 +23,7 @@ class ForgetfulJobManager:
     """Answers heartbeats when it is told to, always with "unknown"."""
 
     address = "jobmanager:1"
+    has_alternatives = False
 
     def __init__(self, registrations_max: int) -> None:
         self.registrations = 0
@@ -48,6 +49,9 @@ class ForgetfulJobManager:
 
     async def switch(self) -> None:
         pass
+
+    async def wait_broken(self) -> None:
+        await asyncio.Event().wait()
 
 
 def registration_with(jobmanager: ForgetfulJobManager) -> RegistrationRunner:
