@@ -12,6 +12,7 @@ from taskmanager.kernels.compiled_rows import (
     extreme_unsigned,
     mark_seen,
     partition,
+    put_words,
     slice_starts,
     value_bounds,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "merge_runs",
     "partition",
     "place_pairs",
+    "put_words",
     "read_chains",
     "rehash",
     "remove_bytes",

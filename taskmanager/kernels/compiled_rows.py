@@ -16,12 +16,22 @@ from taskmanager.kernels.jit import (
     INT64S,
     INT64S_IN,
     RECORDS,
+    RECORDS_IN,
     UINT16S_IN,
     UINT64_RECORDS,
     UINT64S_IN,
     VOID,
     kernel,
 )
+
+
+@kernel(VOID(INT64S_IN, RECORDS_IN, RECORDS, INT64))
+def put_words(slots: Int64Array, words: Int64Array, records: Int64Array, column: int) -> None:
+    """See ``interface.Kernels.put_words``."""
+    for row in range(len(slots)):
+        slot = np.uint64(slots[row])
+        for place in range(words.shape[0]):
+            records[slot, column + place] = words[place, row]
 
 
 @kernel(VOID(INT64S_IN, BOOLS_IN, RECORDS, INT64))

@@ -83,7 +83,6 @@ class Kernels(KeyLoops, Protocol):
             version: what it is set to.
             slots: int64[n], filled with each key's record.
         """
-        ...
 
     def find_fixed(
         self,
@@ -94,7 +93,6 @@ class Kernels(KeyLoops, Protocol):
         slots: Int64Array,
     ) -> None:
         """Fills ``slots`` with each key's record, -1 where it is not in the table."""
-        ...
 
     def remove_fixed(
         self,
@@ -107,7 +105,6 @@ class Kernels(KeyLoops, Protocol):
         index_column: int,
     ) -> None:
         """Removes keys; those that are not there are ignored. ``free`` has room for all of them."""
-        ...
 
     def upsert_bytes(
         self,
@@ -125,7 +122,6 @@ class Kernels(KeyLoops, Protocol):
         slots: Int64Array,
     ) -> int:
         """Like ``upsert_fixed`` for byte keys; the arena has room for all keys of the batch."""
-        ...
 
     def find_bytes(
         self,
@@ -138,7 +134,6 @@ class Kernels(KeyLoops, Protocol):
         slots: Int64Array,
     ) -> None:
         """Like ``find_fixed`` for byte keys."""
-        ...
 
     def remove_bytes(
         self,
@@ -153,13 +148,11 @@ class Kernels(KeyLoops, Protocol):
         index_column: int,
     ) -> None:
         """Like ``remove_fixed`` for byte keys; their bytes in the arena become dead."""
-        ...
 
     def rehash(
         self, source: Int64Array, target: Int64Array, state: Int64Array, byte_keys: bool
     ) -> None:
         """Moves all records of one table into an empty, larger one of the same width."""
-        ...
 
     def distinct_fixed(
         self,
@@ -178,7 +171,6 @@ class Kernels(KeyLoops, Protocol):
             first: int64[n], filled with the first row of each group.
             inverse: int64[n], filled with the group of each row.
         """
-        ...
 
     def distinct_bytes(
         self,
@@ -190,25 +182,26 @@ class Kernels(KeyLoops, Protocol):
         inverse: Int64Array,
     ) -> int:
         """Like ``distinct_fixed`` for byte keys."""
-        ...
+
+    def put_words(
+        self, slots: Int64Array, words: Int64Array, records: Int64Array, column: int
+    ) -> None:
+        """Sets columns from ``column`` on of the records of n rows to ``words``: int64[columns, n]."""
 
     def count_rows(
         self, slots: Int64Array, valid: BoolArray, records: Int64Array, column: int
     ) -> None:
         """Adds 1 to the column of the record of each valid row."""
-        ...
 
     def add_integers(
         self, slots: Int64Array, values: Values, valid: BoolArray, records: Int64Array, column: int
     ) -> int:
         """Adds int64 values; the row at which a sum overflowed (nothing added there), or -1."""
-        ...
 
     def add_floats(
         self, slots: Int64Array, values: Values, valid: BoolArray, records: Values, column: int
     ) -> None:
         """Adds float64 values; ``records`` is the table seen as float64."""
-        ...
 
     def extreme_integers(
         self,
@@ -220,7 +213,6 @@ class Kernels(KeyLoops, Protocol):
         largest: bool,
     ) -> None:
         """Keeps the largest or smallest of int64 values."""
-        ...
 
     def extreme_unsigned(
         self,
@@ -232,7 +224,6 @@ class Kernels(KeyLoops, Protocol):
         largest: bool,
     ) -> None:
         """Keeps the largest or smallest of uint64 values; ``records`` is seen as uint64."""
-        ...
 
     def extreme_floats(
         self,
@@ -244,13 +235,11 @@ class Kernels(KeyLoops, Protocol):
         largest: bool,
     ) -> None:
         """Keeps the largest or smallest of float64 values, NaN only where there is nothing else."""
-        ...
 
     def mark_seen(
         self, slots: Int64Array, valid: BoolArray, records: Int64Array, column: int, bit: int
     ) -> None:
         """Sets a bit in the column of the record of each valid row."""
-        ...
 
     def touch(
         self,
@@ -270,7 +259,6 @@ class Kernels(KeyLoops, Protocol):
         Returns:
             How many there are.
         """
-        ...
 
     def touch_displaced(
         self,
@@ -298,7 +286,6 @@ class Kernels(KeyLoops, Protocol):
         Returns:
             How many there are; a twin, which moves more, stamps more.
         """
-        ...
 
     def copy_changed(
         self,
@@ -314,21 +301,17 @@ class Kernels(KeyLoops, Protocol):
         """Fills ``found`` (int64[stop - start]) with the slots in ``start .. stop - 1``, ascending, whose
         version is above ``after`` and at most ``up_to``, and ``copies`` (int64[stop - start, width])
         with their records; returns how many."""
-        ...
 
     def slice_starts(
         self, timestamps: Int64Array, size: int, offset: int, starts: Int64Array
     ) -> None:
         """Fills ``starts`` with the start of each timestamp's slice."""
-        ...
 
     def value_bounds(self, values: Int64Array, bounds: Int64Array) -> None:
         """Fills ``bounds`` (int64[2]) with the minimum and maximum of at least one value."""
-        ...
 
     def partition(self, channels: UInt16Array, order: Int64Array, bounds: Int64Array) -> int:
         """Stable order of rows by channel, and the channels' bounds; a bad row's index, or -1."""
-        ...
 
     def find_ranges(
         self,
@@ -351,7 +334,6 @@ class Kernels(KeyLoops, Protocol):
             starts: int64[n], filled with the first of these rows.
             counts: int64[n], filled with how many there are.
         """
-        ...
 
     def merge_runs(
         self,
@@ -366,7 +348,6 @@ class Kernels(KeyLoops, Protocol):
         all_positions: Int64Array,
     ) -> None:
         """Fills the last three with two runs in their order; of equal rows those of the first come first."""
-        ...
 
     def join_sessions(
         self,
@@ -405,7 +386,6 @@ class Kernels(KeyLoops, Protocol):
         Returns:
             How many rows of ``order`` are done.
         """
-        ...
 
     def extend_chains(
         self,
@@ -435,7 +415,6 @@ class Kernels(KeyLoops, Protocol):
         Returns:
             How many of the n are done: not all where there was no entry left.
         """
-        ...
 
     def read_chains(
         self,
@@ -454,7 +433,6 @@ class Kernels(KeyLoops, Protocol):
             positions: int64[bounds[n]], filled.
             sequence: int64[bounds[n]], filled.
         """
-        ...
 
     def add_pairs(
         self,
@@ -475,13 +453,11 @@ class Kernels(KeyLoops, Protocol):
             count: pairs that are held; returned as it is now.
             is_new: bool[n], filled: which were not there.
         """
-        ...
 
     def place_pairs(
         self, held_ones: Int64Array, held_others: Int64Array, count: int, slots: Int64Array
     ) -> None:
         """Fills the empty ``slots`` for pairs that are held, see ``add_pairs``."""
-        ...
 
     def add_word_bits(self, words: Int64Array, seed: int, bits: UInt64Array) -> None:
         """Adds to ``bits`` (uint64[n]) what int64[n] words of a column contribute to their rows.
@@ -489,7 +465,6 @@ class Kernels(KeyLoops, Protocol):
         Args:
             seed: of the column, below 2**64.
         """
-        ...
 
     def weighted_sum(self, bits: UInt64Array, first_row: int) -> int:
         """The sum, modulo 2**64, of the mixed bits of n rows, each times the weight of its offset.
@@ -497,4 +472,3 @@ class Kernels(KeyLoops, Protocol):
         Args:
             first_row: offset of the first row.
         """
-        ...

@@ -308,10 +308,11 @@ class RecordTable:
                 self._track_validity()
             slots = self._slots.upsert(rows.keys)
             records = self._slots.records
-            records[slots, self._first - 1] = RESTORED_VERSION
-            for accumulator, values in enumerate(rows.accumulators):
-                kind = self.kinds[accumulator]
-                records[slots, self._first + accumulator] = _words(values, kind).view(np.int64)
+            words = np.empty((1 + len(self.kinds), len(slots)), np.int64)
+            words[0] = RESTORED_VERSION
+            for word, values, kind in zip(words[1:], rows.accumulators, self.kinds, strict=True):
+                np.copyto(word.view(kind.dtype), values, casting="safe")
+            self._kernels.put_words(slots, words, records, self._first - 1)
             if self._seen_column >= 0:
                 records[slots, self._seen_column :] = self._seen_words(rows)
 

@@ -13,6 +13,7 @@ from tests.support.kernel_twins.rows import (
     extreme_unsigned,
     mark_seen,
     partition,
+    put_words,
     slice_starts,
     value_bounds,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "merge_runs",
     "partition",
     "place_pairs",
+    "put_words",
     "read_chains",
     "rehash",
     "remove_bytes",

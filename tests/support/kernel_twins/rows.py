@@ -11,6 +11,11 @@ from taskmanager.kernels.accumulators import Values
 _SAFE_SUM = 2.0**62
 
 
+def put_words(slots: Int64Array, words: Int64Array, records: Int64Array, column: int) -> None:
+    """See ``interface.Kernels.put_words``."""
+    records[slots, column : column + len(words)] = words.T
+
+
 def count_rows(slots: Int64Array, valid: BoolArray, records: Int64Array, column: int) -> None:
     """See ``interface.Kernels.count_rows``."""
     np.add.at(records[:, column], slots[valid] if len(valid) else slots, 1)

@@ -197,6 +197,31 @@ def test_tombstones_are_forgotten_and_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert [len(batch) for batch in fifth.tombstones] == [9]
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_restored_numbers_are_those_of_their_kind(is_compiled: bool) -> None:
+    kinds = [AccumulatorKind.COUNT, AccumulatorKind.SUM_FLOAT64, AccumulatorKind.MAX_UINT64]
+    kernels = load(compiled=is_compiled)
+    table = RecordTable([pa.int64()], kinds, with_versions=True, kernels=kernels)
+    keys = encode_keys([pa.array([5, None, -7])])
+    huge = 2**64 - 1
+    numbers: list[Any] = [
+        np.array([1, 2, 250], np.uint8),
+        np.array([0.5, -0.0, np.inf]),
+        np.array([0, huge, 3], np.uint64),
+    ]
+    table.put(Rows(keys, numbers, [None] * 3))
+    numbers[0] = numbers[0][::-1]
+    table.put(Rows(keys.slice(0, 1), [column[:1] for column in numbers], [None] * 3))
+    found = table.gather(keys)
+    assert [column.tolist() for column in found.accumulators] == [
+        [250, 2, 250],
+        [0.5, 0.0, np.inf],
+        [0, huge, 3],
+    ]
+    with pytest.raises(TypeError, match="safe"):
+        table.put(Rows(keys, [np.array([1.5, 2, 3]), *numbers[1:]], [None] * 3))
+
+
 def test_restored_records_are_no_changes() -> None:
     table = RecordTable([pa.int64()], KINDS, with_versions=True)
     other = RecordTable([pa.int64()], KINDS, with_versions=True)
