@@ -7,7 +7,7 @@ that the same call may succeed later; ``StoreNotFound`` and ``StoreCorrupt`` tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol
 
@@ -68,6 +68,16 @@ class ObjectStore(Protocol):
             StoreCorrupt: it is shorter than that.
             StoreTransient: it cannot be read now.
         """
+
+    def parts(self, path: str, offset: int, size_bytes: int) -> Generator[bytes]:
+        """A range of an object part by part; where the store is far away, some of what follows is on its way meanwhile.
+
+        Raises:
+            StoreNotFound, StoreCorrupt, StoreTransient: as ``read``.
+        """
+        end = offset + size_bytes
+        for start in range(offset, end, _COPIED_BYTES):
+            yield self.read(path, start, min(_COPIED_BYTES, end - start))
 
     def sizes(self, paths: Iterable[str]) -> Mapping[str, int]:
         """Sizes in bytes of these objects, as far as they are there; lists nothing.

@@ -219,13 +219,27 @@ class StoreSnapshotReader(SnapshotReader):
             raise StoreCorrupt(
                 f"{_where(handle)}: {handle.size_bytes} bytes expected, {len(content)} found"
             )
-        found = zlib.crc32(content)
-        if found != handle.checksum:
-            raise StoreCorrupt(
-                f"{_where(handle)}: the checksum of {handle.size_bytes} bytes is {found:08x}, "
-                f"{handle.checksum:08x} expected"
-            )
+        _check_checksum(handle, zlib.crc32(content))
         return content
+
+    @override
+    def fetch(self, handle: checkpoint_pb2.StateHandle, target: Path) -> None:
+        if not handle.path:
+            target.write_bytes(self.read(handle))
+            return
+        checksum = 0
+        try:
+            with _naming(handle), target.open("wb") as file:
+                # What follows is on its way while the disk takes this.
+                for part in self._store_of(handle).parts(
+                    handle.path, handle.offset, handle.size_bytes
+                ):
+                    checksum = zlib.crc32(part, checksum)
+                    file.write(part)
+            _check_checksum(handle, checksum)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
 
     @override
     def read_range(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
@@ -250,17 +264,36 @@ class StoreSnapshotReader(SnapshotReader):
             list(pool.map(self.fetch, wanted.values(), wanted))
 
     def _stored(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
+        store = self._store_of(handle)
+        with _naming(handle):
+            return store.read(handle.path, offset, size_bytes)
+
+    def _store_of(self, handle: checkpoint_pb2.StateHandle) -> ObjectStore:
         store = self._opened(handle.store) if handle.store else self._store
         if store is None:
             raise StoreNotFound(
                 f"{_where(handle)}: this checkpoint was kept in files, and there is no directory: "
                 "set execution.checkpointing.dir to the one it was taken with"
             )
-        try:
-            check_path(handle.path)
-            return store.read(handle.path, offset, size_bytes)
-        except ValueError as error:
-            raise StoreCorrupt(f"{_where(handle)}: the reference is damaged: {error}") from error
+        return store
+
+
+@contextlib.contextmanager
+def _naming(handle: checkpoint_pb2.StateHandle) -> Iterator[None]:
+    """Says which reference is damaged."""
+    try:
+        check_path(handle.path)
+        yield
+    except ValueError as error:
+        raise StoreCorrupt(f"{_where(handle)}: the reference is damaged: {error}") from error
+
+
+def _check_checksum(handle: checkpoint_pb2.StateHandle, found: int) -> None:
+    if found != handle.checksum:
+        raise StoreCorrupt(
+            f"{_where(handle)}: the checksum of {handle.size_bytes} bytes is {found:08x}, "
+            f"{handle.checksum:08x} expected"
+        )
 
 
 class _Handles:

@@ -93,6 +93,24 @@ def test_a_range_beyond_the_end_is_damage(store: ObjectStore) -> None:
             store.read("f", offset, size)
 
 
+def test_a_range_part_by_part(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.storage.object_store._COPIED_BYTES", 7)
+    monkeypatch.setattr("penstock.storage.s3.s3_store._RANGE_BYTES", 7)
+    content = bytes(range(100))
+    store.put("a", [content])
+    for offset, size in ((0, 100), (3, 70), (99, 1), (50, 0)):
+        parts = list(store.parts("a", offset, size))
+        assert b"".join(parts) == content[offset : offset + size]
+        assert all(len(part) <= 7 for part in parts)
+    with pytest.raises(StoreCorrupt, match="a ends at 100"):
+        list(store.parts("a", 90, 11))
+    begun = store.parts("a", 0, 100)
+    assert next(begun) == content[:7]
+    begun.close()
+    with pytest.raises(StoreNotFound):
+        list(store.parts("b", 0, 1))
+
+
 def test_listings_go_by_prefix(store: ObjectStore) -> None:
     names = ["HEAD", "chk-1/manifest", "chk-10/a/b", "chk-10/manifest", "shared/x", "shared/xy"]
     for name in reversed(names):

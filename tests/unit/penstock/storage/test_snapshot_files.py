@@ -6,6 +6,7 @@ Method: random blobs, inline or packed, on both stores; every byte of what is st
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -186,8 +187,14 @@ def test_every_altered_byte_is_seen(tmp_path: Path) -> None:
             ) as e:
                 reader.read(handle)
             assert f"{handle.checksum:08x} expected" in str(e.value)
+            with pytest.raises(StoreCorrupt, match=re.escape(str(e.value))):
+                reader.fetch(handle, tmp_path / "fetched")
+            assert not (tmp_path / "fetched").exists()
         else:
             assert reader.read(handle) == bytes(range(100))
+            reader.fetch(handle, tmp_path / "fetched")
+            assert (tmp_path / "fetched").read_bytes() == bytes(range(100))
+            (tmp_path / "fetched").unlink()
         content[position] ^= 1 << position % 8
     (tmp_path / "shared/f").write_bytes(content[:150])
     with pytest.raises(StoreCorrupt, match=r"shared/f ends at 150 bytes"):
