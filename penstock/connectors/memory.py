@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from penstock.connectors.inference import plain_schema
 from penstock.connectors.messages import name_list, nearest_name, shorten
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
+from penstock.rows.column_values import ValueMismatch, encode
 from penstock.rows.schema import EVENT_TIME
 
 
@@ -82,27 +84,45 @@ def _column_names(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None) -
 
 def _column(rows: Sequence[Mapping[str, Any]], name: str, type_: pa.DataType | None) -> pa.Array:
     values = [row.get(name) for row in rows]
+    if type_ is None:
+        return _inferred(values, name)
     try:
-        array = pa.array(values, type=type_)
+        return encode(values, pa.field(name, type_))
+    except ValueMismatch as error:
+        if error.index < 0:
+            raise JobRejected(f'column "{name}": {error}') from error
+        given = shorten(repr(values[error.index]), 200)
+        raise JobRejected(
+            f'row {error.index}, column "{name}": {given} is not {type_}: {error.__cause__ or error}'
+        ) from error
+
+
+def _inferred(values: list[Any], name: str) -> pa.Array:
+    try:
+        array = pa.array(values)
     except (
         pa.ArrowInvalid,
         pa.ArrowTypeError,
         pa.ArrowNotImplementedError,
         OverflowError,
     ) as error:
-        raise JobRejected(_misfit(values, name, type_, error)) from error
-    if type_ is None and pa.types.is_null(array.type):
-        return array.cast(pa.string())
-    return array
+        raise JobRejected(_misfit(values, name, error)) from error
+    if pa.types.is_date(array.type):
+        for index, value in enumerate(values):
+            if isinstance(value, dt.datetime):
+                raise JobRejected(
+                    f'row {index}, column "{name}": {value!r} is a time beside dates; give schema='
+                )
+    return array.cast(pa.string()) if pa.types.is_null(array.type) else array
 
 
-def _misfit(values: list[Any], name: str, type_: pa.DataType | None, error: Exception) -> str:
-    """Names the first row whose value does not fit the type, or the type of the rows before it."""
+def _misfit(values: list[Any], name: str, error: Exception) -> str:
+    """Names the first row whose value does not fit the type of the rows before it."""
     good, bad = 0, len(values)
     while good < bad - 1:
         middle = (good + bad) // 2
         try:
-            pa.array(values[:middle], type=type_)
+            pa.array(values[:middle])
         except (
             pa.ArrowInvalid,
             pa.ArrowTypeError,
@@ -112,8 +132,5 @@ def _misfit(values: list[Any], name: str, type_: pa.DataType | None, error: Exce
             bad = middle
         else:
             good = middle
-    expected = type_
-    if expected is None and good:
-        expected = pa.array(values[:good]).type
-    wanted = f" is not {expected}" if expected is not None else " has no Arrow type"
+    wanted = f" is not {pa.array(values[:good]).type}" if good else " has no Arrow type"
     return f'row {bad - 1}, column "{name}": {shorten(repr(values[bad - 1]), 200)}{wanted}: {error}'

@@ -354,7 +354,7 @@ def _sampled_type(name: str, records: Sequence[Any]) -> pa.DataType:
     kinds = {type(value) for value in values} - {type(None)}
     if kinds == {int, float}:
         values = [None if value is None else float(value) for value in values]
-    elif len(kinds) > 1 and bool in kinds:
+    elif (len(kinds) > 1 and bool in kinds) or {dt.date, dt.datetime} <= kinds:
         raise JobRejected(f"column {name!r} has values of several types: {_names(kinds)}")
     try:
         return pa.array([_plain_sample(value) for value in values]).type

@@ -73,7 +73,7 @@ def check_same_keys(
                 f"{where}: key {first!r} is {given} in the first stream and "
                 f"{'' if first == second else f'{second!r} '}{other} in the second, so equal keys would "
                 f"not meet; convert one of them: .with_columns({second}=col({second!r})"
-                f".cast('{given}')) on the second stream"
+                f".cast('{given}', safe=True)) on the second stream"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 from pathlib import Path
@@ -179,6 +180,14 @@ def test_rows_of_dictionaries() -> None:
         "row 1, column \"a\": 'x' is not int64", rows_to_table, [{"a": 1}, {"a": "x"}, {"a": 2}]
     )
     rejected('row 0, column "a"', rows_to_table, [{"a": object()}])
+    rejected('row 1, column "a": 1.5 is not int32', rows_to_table, [{"a": 2.0}, {"a": 1.5}], schema)
+    rejected('row 0, column "a": True is not int32', rows_to_table, [{"a": True}], schema)
+    rejected('row 0, column "b": [0.5] is not list', rows_to_table, [{"b": [0.5]}], schema)
+    nested = pa.schema([("s", pa.struct([("x", pa.int64())]))])
+    rejected("which has no field y", rows_to_table, [{"s": {"x": 1, "y": 2}}], nested)
+    day, time = dt.date(2024, 1, 1), dt.datetime(2024, 1, 1, 5, tzinfo=dt.UTC)
+    rejected('row 1, column "a"', rows_to_table, [{"a": day}, {"a": time}])
+    rejected("is a time beside dates; give schema=", rows_to_table, [{"a": day}, {"a": time}])
     rejected(
         'row 1: column "aa" is not in the schema (did you mean "a"?)',
         rows_to_table,

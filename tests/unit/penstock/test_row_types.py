@@ -26,6 +26,8 @@ from penstock.functions.row_types import (
 from penstock.rows.rows import rows_of
 from penstock.rows.schema import EVENT_TIME
 
+START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+
 
 @dataclasses.dataclass
 class Inner:
@@ -172,6 +174,7 @@ def test_samples() -> None:
         ([5], "no column names"),
         ([{"a": 1}, {"a": "x"}], "'a' has values of several types"),
         ([{"a": True}, {"a": 1}], "several types: bool, int"),
+        ([{"a": START.date()}, {"a": START}], "several types: date, datetime"),
         ([{1: 1}], "must be a text"),
     ):
         with pytest.raises(JobRejected, match=message):
