@@ -19,6 +19,13 @@ from penstock.storage.parquet_types import parquet_misfit
 
 AS_USUAL = graph_pb2.SPILL_FORMAT_UNSPECIFIED
 OF_SPARK = graph_pb2.SPILL_FORMAT_OF_SPARK
+_ANY_ROW_TO_ANY = frozenset(
+    {
+        graph_pb2.PARTITIONING_FORWARD,
+        graph_pb2.PARTITIONING_REBALANCE,
+        graph_pb2.PARTITIONING_RESCALE,
+    }
+)
 
 
 def exchange_type(
@@ -87,8 +94,7 @@ def given_by_spark(
         >>> given_by_spark(pa.schema([("n", pa.uint64())]), graph_pb2.PARTITIONING_REBALANCE) == OF_SPARK
         False
     """
-    is_any = partitioning in (graph_pb2.PARTITIONING_FORWARD, graph_pb2.PARTITIONING_REBALANCE)
-    if is_any and schema.equals(carried_schema(schema)):
+    if partitioning in _ANY_ROW_TO_ANY and schema.equals(carried_schema(schema)):
         return OF_SPARK
     return AS_USUAL
 

@@ -40,7 +40,7 @@ class PartitionFactory:
         )
 
     def shared(self, name: str, job_id: str) -> PartitionSource:
-        """Complete partitions of a job on shared storage.
+        """Complete partitions of a job on shared storage, or on the disk of this TaskManager (``local_name``).
 
         Args:
             name: of the storage.
@@ -54,7 +54,11 @@ class PartitionFactory:
             spill = self._spill
             if spill is None:
                 raise InvariantViolation(f"this process has no files, and is to read from {name}")
-            found = SharedPartitions(name, lambda one: spill.complete(job_id, one, name))
+            found = SharedPartitions(
+                name,
+                lambda one: spill.complete(job_id, one, name),
+                is_own=name == self.local_name(),
+            )
             self._shared[name, job_id] = found
         return found
 

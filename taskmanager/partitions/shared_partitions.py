@@ -50,12 +50,16 @@ class SharedPartitions(PartitionSource):
     Args:
         name: of the place, for messages.
         files_of: the files of a partition.
+        is_own: it is the disk of this TaskManager.
     """
 
     may_be_lost = True
 
-    def __init__(self, name: str, files_of: Callable[[PartitionId], CompleteFiles]) -> None:
+    def __init__(
+        self, name: str, files_of: Callable[[PartitionId], CompleteFiles], *, is_own: bool = False
+    ) -> None:
         self._name = name
+        self._told = name if is_own else f"{name} (is it the same place for all TaskManagers?)"
         self._files_of = files_of
         self._wanted: list[PartitionRequest] = []
 
@@ -81,27 +85,22 @@ class SharedPartitions(PartitionSource):
         except PartitionUnavailable as error:
             request.refused(error)
             return
-        view = _SharedView(index, files, request, lambda error: _tell(request, self._name, error))
+        view = _SharedView(index, files, request, partial(self._tell, request))
         request.attached(view)
         view.attach(request.reader)
 
     def _failed(self, request: PartitionRequest, error: StreamError) -> None:
         if request in self._wanted:
             self._wanted.remove(request)
-            _tell(request, self._name, error)
+            self._tell(request, error)
 
-
-def _tell(request: PartitionRequest, name: str, error: StreamError) -> None:
-    if isinstance(error, StoreTransient):
-        request.lost(f"{name} cannot be read now: {error}")
-        return
-    wanted = request.partition_id
-    request.refused(
-        PartitionUnavailable(
-            f"partition {wanted} cannot be read from {name} (is it the same place for all TaskManagers?): {error}",
-            partition=wanted,
-        )
-    )
+    def _tell(self, request: PartitionRequest, error: StreamError) -> None:
+        if isinstance(error, StoreTransient):
+            request.lost(f"{self._name} cannot be read now: {error}")
+            return
+        wanted = request.partition_id
+        message = f"partition {wanted} cannot be read from {self._told}: {error}"
+        request.refused(PartitionUnavailable(message, partition=wanted))
 
 
 class _SharedView(SubpartitionView):

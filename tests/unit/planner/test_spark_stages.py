@@ -90,6 +90,7 @@ def test_files_that_spark_writes_are_dealt_out_where_any_consumer_may_have_any_r
     both = {"n": "int64", "text": "string"}
     made = env.spark(session, schema=both).name("made")
     made.select("n").name("few").discard()
+    made.rescale().select("text").name("fewer").discard()
     made.spark(frames, schema=both).name("second").discard()
     env.spark(session, schema={"u": "uint8"}).select("u").name("wider").discard()
     env.spark(session, schema=both).key_by("n").aggregate(c=ps.count()).name("keyed").discard()
@@ -100,8 +101,10 @@ def test_files_that_spark_writes_are_dealt_out_where_any_consumer_may_have_any_r
         return next(edge for edge in graph.edges if edge.target_vertex in readers)
 
     of_spark = graph_pb2.SPILL_FORMAT_OF_SPARK
-    formats = {name: edge_to(name).spill_format for name in ("few", "second", "wider", "keyed")}
-    assert [name for name in formats if formats[name] == of_spark] == ["few", "second"]
+    formats = {
+        name: edge_to(name).spill_format for name in ("few", "fewer", "second", "wider", "keyed")
+    }
+    assert [name for name in formats if formats[name] == of_spark] == ["few", "fewer", "second"]
     # Nothing is written, so nothing is narrowed in front of the exchange.
     assert schema_from_bytes(edge_to("few").schema).names == ["n", "text"]
     assert len(vertex_of(graph, "made").operators) == 1
