@@ -19,7 +19,15 @@ from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.errors import BadRecord, TaskFailure
 from penstock.pb import graph_pb2
 from penstock.rows.column_values import record_as_dict, short_repr
-from penstock.rows.rows import Row, RowBuilder, RowMismatch, row_maker, rows_of
+from penstock.rows.rows import (
+    Row,
+    RowBuilder,
+    RowMismatch,
+    lazy_columns,
+    make_row,
+    row_class,
+    row_maker,
+)
 from penstock.rows.schema import is_optional, schema_from_bytes, user_schema
 from penstock.storage.key_encoding import KeyBatch, bounds_of
 from penstock.storage.key_types import Int64Array, plain_array, value_type
@@ -33,6 +41,7 @@ from taskmanager.operators.user_function import UserFunctionHandle
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.group_column import GroupColumn
 from taskmanager.state.group_table import TableRows
+from taskmanager.state.row_table import concatenated
 from taskmanager.state.slot_column import SequencedColumn
 from taskmanager.state.wide_columns import concatenated_array
 
@@ -111,7 +120,9 @@ class ReducedRows(SequencedColumn):
 
     def _structs(self, batch: pa.RecordBatch) -> pa.Array:
         arrays = [plain_array(column) for column in batch.columns]
-        return pa.StructArray.from_arrays(arrays, fields=list(self._value_type))
+        kinds = zip(self._value_type, arrays, strict=True)
+        fields = [field.with_type(array.type) for field, array in kinds]
+        return pa.StructArray.from_arrays(arrays, fields=fields)
 
     @override
     def merge(self, other: GroupColumn, source: Int64Array, target: Int64Array) -> None:
@@ -178,29 +189,46 @@ class RowReducer:
             as_type(array, field.type)
             for array, field in zip(batch.columns, self.schema, strict=True)
         ]
-        rows = rows_of(pa.RecordBatch.from_arrays(arrays, schema=self.schema))
-        function, make, names = self._handle.function, self._make_row, tuple(self.schema.names)
-        reduced = row = rows[0]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        chosen = self._call(batch, bounds)
+        if not len(self._builder):
+            return batch.take(pa.array(chosen, pa.int64()))
         try:
-            for start, stop in itertools.pairwise(bounds.tolist()):
-                reduced = rows[start]
-                # One by one: the garbage collector goes through all rows that are there.
-                for row in rows[start + 1 : stop]:
-                    result = function(reduced, row)
-                    reduced = result if isinstance(result, Row) else make(result, reduced)
-                as_tuple = len(names) > 1 and Row.keys(reduced) == names
-                self._builder.append(tuple(Row.as_dict(reduced).values()) if as_tuple else reduced)
-        except Exception as error:
-            self._builder.clear()
-            raise self._handle.failure(error, row=(reduced, row)) from error
-        try:
-            return self._builder.build()
+            made = self._builder.build()
         except RowMismatch as error:
             raise TaskFailure(
                 f"operator {self._name!r}: the result of {self._handle.name} does not fit: {error}",
                 operator=self._name,
                 row=error.row,
             ) from error
+        return concatenated([batch, made]).take(pa.array(chosen, pa.int64()))
+
+    def _call(self, batch: pa.RecordBatch, bounds: Int64Array) -> list[int]:
+        """Which row each group comes to: one of the batch, or one of those behind it, which the builder has got."""
+        function, make, names = self._handle.function, self._make_row, tuple(self.schema.names)
+        kind, columns, new = row_class(batch), lazy_columns(batch), object.__new__
+        chosen: list[int] = []
+        reduced = row = make_row(kind, columns, 0)
+        try:
+            for start, stop in itertools.pairwise(bounds.tolist()):
+                reduced = make_row(kind, columns, start)
+                # One by one: the garbage collector goes through all rows that are there.
+                for index in range(start + 1, stop):
+                    row = new(kind)
+                    row._penstock_columns = columns
+                    row._penstock_index = index
+                    result = function(reduced, row)
+                    reduced = result if isinstance(result, Row) else make(result, reduced)
+                if reduced._penstock_columns is columns:
+                    chosen.append(reduced._penstock_index)
+                    continue
+                chosen.append(batch.num_rows + len(self._builder))
+                as_tuple = len(names) > 1 and Row.keys(reduced) == names
+                self._builder.append(tuple(Row.as_dict(reduced).values()) if as_tuple else reduced)
+        except Exception as error:
+            self._builder.clear()
+            raise self._handle.failure(error, row=(reduced, row)) from error
+        return chosen
 
 
 def _row_maker(schema: pa.Schema, keys: Collection[str]) -> Callable[[object, Row], Row]:

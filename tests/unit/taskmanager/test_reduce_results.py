@@ -44,3 +44,43 @@ def test_keys_may_be_left_out(window: str) -> None:
 def test_a_key_of_no_window_is_a_column_like_others() -> None:
     with pytest.raises(StreamError, match="reduce returned no column k"):
         run("all", lambda a, b: {"v": a.v + b.v, "w": a.w})
+
+
+@pytest.mark.parametrize("window", ["tumbling", "session", "all"])
+def test_rows_that_are_given_back_and_new_ones_lie_side_by_side(window: str) -> None:
+    """Also a row that was kept from a batch before."""
+    kept: list[Any] = []
+
+    def function(one: Any, other: Any) -> Any:
+        kept.append(other)
+        if other.w is None:
+            return one if one.v > other.v else other
+        if other.w < 0:
+            return kept[0]
+        return {"k": one.k, "v": one.v + other.v, "w": one.w}
+
+    rows = [(key, v, w) for v, w in ((5, None), (3, None), (8, 1.5), (1, -1.0)) for key in range(4)]
+    rows += [(9, 7, None), (9, 9, None)]
+    expected: dict[int, dict[str, Any]] = {}
+    with pt.harness(lambda s: WINDOWS[window](s).reduce(function), schema=SCHEMA) as h:
+        for start in range(0, len(rows), 8):
+            batch = [
+                dict(zip(("k", "v", "w"), row, strict=True)) for row in rows[start : start + 8]
+            ]
+            h.push_many(batch, [5] * len(batch))
+        h.end()
+        found = [{name: row[name] for name in SCHEMA} for row in h.take()]
+    first = dict(zip(("k", "v", "w"), rows[1] if window == "all" else rows[4], strict=True))
+    for k, v, w in rows:
+        row = {"k": k, "v": v, "w": w}
+        key = 0 if window == "all" else k
+        held = expected.setdefault(key, row)
+        if held is row:
+            continue
+        if w is None:
+            expected[key] = held if held["v"] > v else row
+        elif w < 0:
+            expected[key] = first if window == "all" else {**first, "k": k}
+        else:
+            expected[key] = {"k": held["k"], "v": held["v"] + v, "w": held["w"]}
+    assert sorted(found, key=str) == sorted(expected.values(), key=str)

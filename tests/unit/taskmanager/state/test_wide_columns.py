@@ -20,7 +20,8 @@ from taskmanager.state import row_table, value_log, wide_columns
 from taskmanager.state.rocksdb import database_store, keyed_entries, memory_shares, window_rows
 from taskmanager.state.row_table import concatenated
 from taskmanager.state.value_log import GroupedLog, ValueLog
-from taskmanager.state.wide_columns import concatenated_array, narrow_pieces
+from taskmanager.state.value_words import ValueWords
+from taskmanager.state.wide_columns import concatenated_array, narrow_pieces, taken
 
 TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "text": (pa.string(), ["a", None, "ccc"]),
@@ -89,7 +90,9 @@ def small_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
         (concatenated, 100),
         (concatenated_array, 100),
         (narrow_pieces, 100),
+        (taken, 100),
         (ValueLog.__init__, 100),
+        (ValueWords.__init__, 100),
     ):
         monkeypatch.setattr(function, "__defaults__", (default,))
     monkeypatch.setattr(wide_columns, "OFFSET_BYTES_MAX", 100)
