@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
@@ -34,7 +34,7 @@ from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import Exchange
 from jobmanager.job.checkpoint_wiring import WiredEffect
 from jobmanager.job.groups import GroupPhase, Groups
-from jobmanager.job.job_causes import inputs_gone, subtask_of
+from jobmanager.job.job_causes import begun_again, inputs_gone, subtask_of
 from jobmanager.job.job_options import JobOptions
 from jobmanager.messages.job_effects import SendCommands
 from jobmanager.messages.job_events import LocatedPartition
@@ -135,6 +135,11 @@ class Failover:
         waited for; else that it does is one restart more."""
         self._takeovers = int(not self._restarting)
         return bool(self._restarting) and self._strategy.rest_ms(now_ms) > 0
+
+    def note_begun_again(self, reason: str, now_ms: int) -> None:
+        """Nothing of what another JobManager has deployed goes on, which people are told beside failures."""
+        cause = replace(begun_again(reason), timestamp_ms=now_ms)
+        self._note(cause, frozenset(self._graph.subtasks()), 0, joined=False)
 
     def kept(self, groups: Groups) -> KeptFailures:
         """What the next JobManager is to know.

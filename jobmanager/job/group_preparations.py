@@ -154,6 +154,7 @@ class GroupPreparations:
         if options.begins_again and not options.has_committed:
             if self._parts.failover.takes_up_restart(self._parts.now_ms):
                 return [*effects, Failed(being_restarted(), ALL, resumes=True)]
+            self._parts.failover.note_begun_again(event.reason, self._parts.now_ms)
             return effects + self._begin_from(group, restored)
         self._parts.failover.go_on()
         cause = not_begun_again(has_committed=options.has_committed)

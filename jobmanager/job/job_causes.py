@@ -118,6 +118,20 @@ def not_begun_again(*, has_committed: bool) -> FailureCause:
     return FailureCause("Unrecoverable", reason)
 
 
+def begun_again(reason: str) -> FailureCause:
+    """Another JobManager has led, and nothing of the job goes on from there.
+
+    Args:
+        reason: why what runs cannot; "" = nothing runs.
+    """
+    why = reason or "no TaskManager that has registered since runs anything of it"
+    return FailureCause(
+        "JobManagerLost",
+        f"the JobManager that ran the job has ended, and {why}: the job begins again, from its newest checkpoint if it "
+        "has one, which the restart strategy does not count",
+    )
+
+
 def not_taken_over(gone: Sequence[SubtaskId], broken: Sequence[SubtaskId]) -> FailureCause:
     """Another JobManager has led, and not all that it had deployed goes on.
 
