@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from typing_extensions import override
 
 import penstock as ps
 from penstock.local.local_cluster import LocalCluster
@@ -35,13 +37,19 @@ from tests.support.processes import (
 
 pytestmark = pytest.mark.integration
 
-KEYS, ROWS, RATE, REWRITTEN_AT = 200, 12_000, 4_000, 30
+KEYS, ROWS, REWRITTEN_AT = 200, 12_000, range(30, 60, 5)
+ROWS_AT_ONCE, PAUSE_MS = 200, 50
+GATES = {"": 5 * KEYS, "most": ROWS - KEYS, "all": ROWS}
+"""How many rows may be read once a file is there; nothing has to be for the first."""
 PAD_BYTES = 2_000
 """The state is 400 KB, which is not kept inline."""
 
 
 class Padded(ps.KeyedProcessFunction):
-    """Numbers the rows of each key, and holds something large that changes once."""
+    """Numbers the rows of each key, and holds something large.
+
+    It changes several times: what has changed once is not more than what was there, which stays.
+    """
 
     seen = ps.ValueState("seen", pa.int64(), default=0)
     pad = ps.ValueState("pad", pa.string(), default="")
@@ -49,13 +57,61 @@ class Padded(ps.KeyedProcessFunction):
     def process(self, row: Any, ctx: Any, out: Any) -> None:
         count = self.seen.value() + 1
         self.seen.update(count)
-        if count in (1, REWRITTEN_AT):
+        if count == 1 or count in REWRITTEN_AT:
             self.pad.update(f"{ctx.key} {count} " + os.urandom(PAD_BYTES // 2).hex())
         out.emit(key=ctx.key, count=count)
 
 
-def build(env: ps.Environment, output: Path, rate: float | None) -> None:
-    rows = env.generate(numbers, rows=ROWS, rate=rate, schema={"n": "int64"}).uid("numbers")
+class Numbers(ps.Source):
+    """Some rows at a time, as far as the files that are there allow."""
+
+    schema = pa.schema({"n": pa.int64()})
+
+    def __init__(self, gates: Path) -> None:
+        self.gates = gates
+
+    @override
+    def discover(self, ctx: ps.SourceContext) -> list[ps.Split]:
+        return [ps.Split("all", b"", size=1)]
+
+    @override
+    def open(self, split: ps.Split, position: bytes | None) -> ps.Reader:
+        return _Reader(self.gates, int(position or b"0"))
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class _Reader(ps.Reader):
+    def __init__(self, gates: Path, given: int) -> None:
+        self.gates, self.given = gates, given
+        self.next_ms = 0
+
+    @override
+    def read(self, max_rows: int) -> Any:
+        if self.given == ROWS:
+            return ps.END
+        bound = max(rows for name, rows in GATES.items() if (self.gates / name).exists())
+        count = min(ROWS_AT_ONCE, bound - self.given)
+        if not count or now_ms() < self.next_ms:
+            return None
+        self.next_ms = now_ms() + PAUSE_MS
+        rows = numbers(self.given, count)
+        self.given += count
+        return rows
+
+    @override
+    def next_read_at_ms(self) -> int | None:
+        return max(self.next_ms, now_ms() + 10)
+
+    @override
+    def position(self) -> bytes:
+        return b"%d" % self.given
+
+
+def build(env: ps.Environment, output: Path) -> None:
+    rows = env.source(Numbers(output.parent)).uid("numbers")
     keyed = rows.select(key=ps.col("n") % KEYS, n=ps.col("n")).uid("select").key_by("key")
     schema = {"key": "int64", "count": "int64"}
     keyed.process(Padded(), schema=schema).uid("counts").write_parquet(output).uid("files")
@@ -79,7 +135,7 @@ def inodes(directory: Path) -> set[tuple[int, int]]:
 
 def saved(env: ps.Environment, tmp_path: Path) -> Path:
     """A savepoint of a job that has been stopped early in its rows."""
-    build(env, tmp_path / "out", RATE)
+    build(env, tmp_path / "out")
     handle = env.submit("first")
     await_details(handle, lambda metrics, _s: metrics["totals"]["records_out"] > 4 * KEYS)
     path = Path(handle.stop(tmp_path / "kept", timeout=DEADLINE_S))
@@ -94,9 +150,10 @@ def test_files_of_a_claimed_savepoint_are_counted_and_go_when_nothing_names_them
     more = {"state.backend.type": backend}
     env = new_env(2, config(tmp_path, **more))
     path = saved(env, tmp_path)
+    (tmp_path / "most").touch()
     theirs = inodes(path / "state")
     assert theirs
-    build(env, tmp_path / "out", RATE / 4)
+    build(env, tmp_path / "out")
     handle = env.submit("second", from_savepoint=path, claim=True)
     own = tmp_path / "checkpoints" / handle.job_id / "shared"
 
@@ -112,6 +169,7 @@ def test_files_of_a_claimed_savepoint_are_counted_and_go_when_nothing_names_them
     taskmanagers = [one.pid for one in cluster.daemons() if one.role == "taskmanager"]
     os.kill(next(slot for pid in taskmanagers for slot in slot_pids(pid)), signal.SIGKILL)
     wait_in_directory(own, lambda: not left(), "the end of the savepoint's files")
+    (tmp_path / "all").touch()
     assert handle.wait(DEADLINE_S).status == "FINISHED"
     assert handle.details().summary.restarts
     assert_complete(tmp_path / "out")
@@ -126,7 +184,8 @@ def test_a_jobmanager_that_is_killed_as_it_takes_a_savepoint_over_is_followed_by
         daemons.start(taskmanagers=1, slots=2)
         with ps.Environment(daemons.jobmanager, parallelism=2, config=config(tmp_path)) as env:
             path = saved(env, tmp_path)
-            build(env, tmp_path / "out", None)
+            build(env, tmp_path / "out")
+            (tmp_path / "all").touch()
             handle = env.submit("second", from_savepoint=path, claim=True)
             jobmanager = daemons.pid("jobmanager")
             os.kill(jobmanager, signal.SIGKILL)

@@ -252,13 +252,13 @@ def kept_job(env: ps.Environment, gate: Path) -> ps.JobHandle:
     return env.submit("kept")
 
 
-def holder_of(client: Client) -> str:
-    """The TaskManager that keeps a partition."""
+def holder_of(client: Client, job_id: str) -> str:
+    """The TaskManager that keeps a partition of a job: one of an earlier job may still be there."""
     deadline = Deadline("a kept partition", DEADLINE_S)
-    while not (holders := [p.taskmanager_id for p in client.partitions()]):
+    while not (kept := [one for one in client.partitions() if one.job_id == job_id]):
         deadline.left()
         time.sleep(0.05)
-    return holders[0]
+    return kept[0].taskmanager_id
 
 
 def rows_of(out: Path) -> list[int]:
@@ -272,7 +272,7 @@ def test_partitions_are_kept_until_they_are_read_or_made_again_by_choice(
     gate = tmp_path / "gate"
     with ps.Environment(cluster.address, parallelism=1) as env, cluster.client() as client:
         handle = kept_job(env, gate)
-        holder = holder_of(client)
+        holder = holder_of(client, handle.job_id)
         with pytest.raises(StreamError):  # nobody waits any longer, and it goes on
             client.drain(holder, "waits", timeout_s=1.0)
         assert handle.job_id in client.operation(holder, "waits").progress
@@ -299,7 +299,7 @@ def test_a_jobmanager_that_dies_leaves_its_drains_to_the_next(
     gate = tmp_path / "gate"
     with ps.Environment(cluster.address, parallelism=1) as env, cluster.client() as client:
         handle = kept_job(env, gate)
-        holder = holder_of(client)
+        holder = holder_of(client, handle.job_id)
         with pytest.raises(StreamError):
             client.drain(holder, "over", timeout_s=1.0)
         for _ in range(2):  # while it is under way, and when it is done
