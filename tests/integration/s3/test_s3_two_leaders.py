@@ -1,7 +1,8 @@
 """Aim: of JobManagers that all believe they lead a job, on one HEAD on S3, one wins, and no file that counts is deleted.
 
 Method: real JobManagers in this process, each on a copy of what its predecessor keeps of the job, so that none hears of
-another but by HEAD; TaskManagers that only pretend, and upload a file per checkpoint. All take checkpoints as fast as
+another but by HEAD; TaskManagers that only pretend, and upload a file per checkpoint. Each leader has those that came
+to it, and has waited for the others: for as long as those that live may take to come. All take checkpoints as fast as
 they can while a proxy in front of a real S3 server loses answers at random, before and after the server has done what
 was asked. All the time a thread looks whether what HEAD names is there.
 """
@@ -107,6 +108,17 @@ class Leader:
             await asyncio.sleep(0.02)
 
 
+class SkippedClock(SystemClock):
+    """Goes on as the machine's does, behind what it has skipped."""
+
+    def __init__(self) -> None:
+        self.skipped_ms = 0
+
+    @override
+    def monotonic_ns(self) -> int:
+        return super().monotonic_ns() + self.skipped_ms * 1_000_000
+
+
 class Watched:
     """What HEAD names, looked at all the time."""
 
@@ -181,10 +193,14 @@ async def leading(
 ) -> AsyncIterator[Leader]:
     """A JobManager on what it has in its directory."""
     settings = Configuration.from_mapping(config)
+    clock = SkippedClock()
     async with (
-        serving(settings, directory, SystemClock()) as jobmanager,
+        serving(settings, directory, clock) as jobmanager,
         asyncio.TaskGroup() as tasks,
     ):
+        # TaskManagers of its predecessors live, and stay with these: they are waited for as long as they may take.
+        clock.skipped_ms = 2 * settings.heartbeat_timeout_ms
+        assert jobmanager.cluster.settles_in_s < 0
         cluster = Cluster(jobmanager, tasks)
         try:
             fake = Uploading(await cluster.add(name), watched.store)
