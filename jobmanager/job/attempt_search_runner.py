@@ -21,7 +21,7 @@ from jobmanager.job.job_operation import OperationKind
 from jobmanager.job.kept_partitions_runner import KeptPartitionsRunner
 from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.liveness.reachability import Reachability
-from jobmanager.messages import job_events
+from jobmanager.messages import job_effects, job_events
 from jobmanager.rpc.held_attempt_convert import found_attempt
 from jobmanager.rpc.reachability_client import why_not_connected
 from jobmanager.scheduler.cluster_runner import ClusterRunner
@@ -69,14 +69,16 @@ class AttemptSearchRunner:
         self.is_over = False
         cluster.sought.seek(job_id)
 
-    async def find(self, attempt: int) -> None:
+    async def find(self, effect: job_effects.FindAttempts) -> None:
         """Answers ``FindAttempts``."""
         while not await self._is_complete():
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PAUSE_S):
                     await self._cluster.wait_for_registration()
+        if not self._found():
+            await self._kept.wait_for(effect.partitions)
         read = {key for one in self._found() for key in one.reads}
-        shared = await self._kept.found_shared(read)
+        shared = await self._kept.found_shared(read.union(effect.partitions))
         # From here on nothing may be lost that is not told of behind it.
         found, held = self._found(), self._kept.held()
         for taskmanager_id, _, one in self._cluster.sought.of(self._job_id):
@@ -94,7 +96,7 @@ class AttemptSearchRunner:
         )
         self._post(
             job_events.AttemptsFound(
-                attempt,
+                effect.attempt,
                 found,
                 reason,
                 (*held, *shared),

@@ -139,7 +139,8 @@ class Failover:
     def note_begun_again(self, reason: str, now_ms: int) -> None:
         """Nothing of what another JobManager has deployed goes on, which people are told beside failures."""
         cause = replace(begun_again(reason), timestamp_ms=now_ms)
-        self._note(cause, frozenset(self._graph.subtasks()), 0, joined=False)
+        done = self._graph.in_state(AttemptState.FINISHED)
+        self._note(cause, frozenset(self._graph.subtasks()) - done, 0, joined=False)
 
     def kept(self, groups: Groups) -> KeptFailures:
         """What the next JobManager is to know.

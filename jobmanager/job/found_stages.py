@@ -76,7 +76,8 @@ def known_stages(
     located: Iterable[job_events.LocatedPartition],
 ) -> Mapping[SubtaskId, DoneStage]:
     """Subtasks that nobody has found, and that a checkpoint knows as finished: where nobody reads any more what they
-    have kept, or the rows are there that the checkpoint says are read.
+    have kept, or the rows are there that the checkpoint says are read. Who reads some of them may not have begun: the
+    attempts of a region have one number.
 
     Args:
         regions: of a job that takes checkpoints.
@@ -85,16 +86,19 @@ def known_stages(
         located: complete partitions.
     """
     numbers: dict[KeptOutput, set[int]] = {}
+    of_regions: dict[int, set[int]] = {}
     for read in restored.reads:
         if regions.plan.has_edge(read.edge_id, read.reader.vertex):
             source = regions.exchange_of(read.edge_id).source
             kept = KeptOutput(read.edge_id, SubtaskId(source, read.producer_index))
             numbers.setdefault(kept, set()).add(read.attempt)
-    holders = {
-        KeptOutput(one.edge_id, one.producer.subtask): (one.producer.attempt, one.taskmanager_id)
-        for one in located
-        if numbers.get(KeptOutput(one.edge_id, one.producer.subtask)) == {one.producer.attempt}
-    }
+            of_regions.setdefault(regions.region_of(kept.producer).index, set()).add(read.attempt)
+    holders: dict[KeptOutput, tuple[int, str]] = {}
+    for one in located:
+        kept = KeptOutput(one.edge_id, one.producer.subtask)
+        counting = numbers.get(kept) or of_regions.get(regions.region_of(kept.producer).index)
+        if counting == {one.producer.attempt}:
+            holders[kept] = one.producer.attempt, one.taskmanager_id
     done = restored.finished - newest.keys()
     over = done | {s for s, one in newest.items() if one.has_done_all}
     stages: dict[SubtaskId, DoneStage] = {}

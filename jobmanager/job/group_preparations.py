@@ -10,6 +10,7 @@ is adopted before anything has begun here, or not at all.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
@@ -41,6 +42,8 @@ class GroupPreparations:
         """What another JobManager has deployed may run, and has not been found yet."""
         self._goes_back = False
         """What runs is further than the job can go on from."""
+        self._has_waited = False
+        """The rest of a restart's delay, of which everybody has been told."""
         self._takeover = Takeover(parts)
 
     def begin(self, group: Group) -> list[PartEffect]:
@@ -71,13 +74,9 @@ class GroupPreparations:
         self._parts.graph.renumber(waiting, group.attempt)
 
     def take(
-        self, event: job_events.StartPrepared | job_events.StartNotPrepared, *, may_adopt: bool
+        self, event: job_events.StartPrepared | job_events.StartNotPrepared
     ) -> list[PartEffect]:
-        """What a group goes on from is known, or cannot be found.
-
-        Args:
-            may_adopt: nothing has begun under this JobManager.
-        """
+        """What a group goes on from is known, or cannot be found."""
         parts = self._parts
         if parts.wiring is not None and isinstance(event, job_events.StartPrepared):
             # What it says of HEAD holds whether or not somebody still waits for it.
@@ -96,16 +95,12 @@ class GroupPreparations:
             cause = FailureCause("StoreCorrupt", message)
             return [Failed(cause, ALL, is_free=True, goes_back=True)]
         parts.restored_checkpoint_id = group.restored_id = id
-        if self._seeks_attempts:
-            self._found, self._goes_back = restored, event.goes_back
-            parts.groups.move(group, GroupEvent.PINNED)
-            return [job_effects.FindAttempts(group.attempt)]
-        pinned = parts.failover.pinned(restored) if restored and may_adopt else ()
-        if not pinned:
+        if not self._seeks_attempts:
             return self._begin_from(group, restored)
-        self._found = restored
+        self._found, self._goes_back = restored, event.goes_back
         parts.groups.move(group, GroupEvent.PINNED)
-        return [job_effects.LocatePartitions(group.attempt, pinned)]
+        pinned = parts.failover.pinned(restored) if restored else ()
+        return [job_effects.FindAttempts(group.attempt, pinned)]
 
     def _waiting(self, attempt: int, phase: GroupPhase) -> Group | None:
         waiting = self._parts.groups.in_phase(phase)
@@ -125,25 +120,13 @@ class GroupPreparations:
             newest = max(newest, parts.restored_checkpoint_id)
         return newest
 
-    def take_located(self, event: job_events.PartitionsLocated) -> list[PartEffect]:
-        """What was done under another JobManager, and is still there, is not done again."""
-        parts = self._parts
-        group = self._waiting(event.attempt, GroupPhase.LOCATING)
-        if group is None or self._found is None:
-            return [Dropped()]
-        for located in event.located:
-            parts.lease.note_partition_endpoint(located.taskmanager_id, located.endpoint)
-        parts.failover.adopt(self._found, event.located)
-        effects = self._begin_from(group, self._found)
-        self._found = None
-        return effects
-
     def take_found(self, event: job_events.AttemptsFound) -> list[PartEffect]:
-        """What another JobManager has deployed is known: it goes on, or the job begins as from nothing."""
-        self._seeks_attempts = False
+        """What another JobManager has deployed is known: it goes on, or the job begins again, without what it has
+        done and left."""
         group = self._waiting(event.attempt, GroupPhase.LOCATING)
-        if group is None:  # the job ends
+        if group is None:  # the job ends, or begins again and asks once more what is left
             return [*free_stray(tuple(dict.fromkeys(one.slot for one in event.found))), Dropped()]
+        self._seeks_attempts = False
         restored, self._found = self._found, None
         if self._goes_back:
             event = replace(event, reason="its newest checkpoint cannot be read")
@@ -153,12 +136,25 @@ class GroupPreparations:
         options = self._parts.options
         if options.begins_again and not options.has_committed:
             if self._parts.failover.takes_up_restart(self._parts.now_ms):
+                # Asked for once more behind the delay: some of what is left may go meanwhile.
+                self._seeks_attempts = self._has_waited = True
                 return [*effects, Failed(being_restarted(), ALL, resumes=True)]
-            self._parts.failover.note_begun_again(event.reason, self._parts.now_ms)
+            if restored is not None:
+                self._adopt(restored, event.located)
+            if not self._has_waited:
+                self._parts.failover.note_begun_again(event.reason, self._parts.now_ms)
             return effects + self._begin_from(group, restored)
         self._parts.failover.go_on()
         cause = not_begun_again(has_committed=options.has_committed)
         return [*effects, Failed(cause, ALL)]
+
+    def _adopt(
+        self, restored: RestoredCheckpoint, located: Iterable[job_events.LocatedPartition]
+    ) -> None:
+        """What was done under another JobManager, and is still there, is not done again."""
+        for one in located:
+            self._parts.lease.note_partition_endpoint(one.taskmanager_id, one.endpoint)
+        self._parts.failover.adopt(restored, located)
 
     def _begin_from(self, group: Group, restored: RestoredCheckpoint | None) -> list[PartEffect]:
         parts = self._parts

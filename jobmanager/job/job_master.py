@@ -7,8 +7,8 @@
     any other failure: FAILING -> all attempts over -> FAILED; a cancellation likewise, also of what is FAILING;
     a JobManager that stops: SUSPENDED, with its attempts left to the next one where they can go on there
     regions behind blocking edges begin when all that they read is there
-    after another JobManager: prepared -> what it has deployed is found, and goes on (``takeover``), or
-    prepared -> located, what was done before is adopted -> slots ...
+    after another JobManager: prepared -> what it has deployed is found, and goes on (``takeover``); if nothing can, what
+    was done before, and is there, is adopted -> slots ...
     a subtask that is slow may have a second attempt beside the first, of which one counts (speculation.py)
 
 This file decides on failures and on the job's end. How groups of subtasks begin is ``group_preparations`` and
@@ -153,10 +153,7 @@ class JobMaster(JobMasterViews):
             case job_events.JobStarted():
                 self._start()
             case job_events.StartPrepared() | job_events.StartNotPrepared():
-                adopts = self._phase is JobPhase.ADOPTING
-                self._perform(self._preparations.take(event, may_adopt=adopts))
-            case job_events.PartitionsLocated():
-                self._perform(self._preparations.take_located(event))
+                self._perform(self._preparations.take(event))
             case job_events.AttemptsFound():
                 self._take_found(event)
             case job_events.RestartDue():

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -98,7 +97,7 @@ class JobMasterRunner:
         self._publish = publish
         self._end = end
         self._log = structlog.get_logger(__name__).bind(job_id=job.job_id)
-        self._kept = KeptPartitionsRunner(job.job_id, job.plan, cluster, self.post, self._log)
+        self._kept = KeptPartitionsRunner(job.job_id, job.plan, cluster, self._log)
         self._messages = DeploymentMessages(
             job.job_id,
             job.graph,
@@ -329,11 +328,8 @@ class JobMasterRunner:
                 self._start_overdue_timer(group)
             case job_effects.ReleasePartitions():
                 self._in_order(effect.taskmanager_id, lambda: self._kept.release(effect))
-            case job_effects.LocatePartitions():
-                self._begin_to_locate(self._kept.locate(effect))
-            case job_effects.FindAttempts(attempt):
-                assert self._search is not None, "who looks for attempts has been told to"
-                self._begin_to_locate(self._search.find(attempt))
+            case job_effects.FindAttempts():
+                self._begin_to_find(effect)
             case job_effects.PromotePartitions():
                 self._in_order(_PROMOTION, lambda: self._promote(effect))
             case job_effects.FreeSlots():
@@ -450,10 +446,11 @@ class JobMasterRunner:
         await self._persisted_inputs.connect(tasks)
         await client.deploy_tasks(tasks)
 
-    def _begin_to_locate(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin_to_find(self, effect: job_effects.FindAttempts) -> None:
         assert self._tasks is not None, "effects are performed while the actor runs"
+        assert self._search is not None, "who looks for attempts has been told to"
         self._stop_locating()
-        self._locating = self._tasks.create_task(work)
+        self._locating = self._tasks.create_task(self._search.find(effect))
 
     def _end_search(self) -> None:
         """Ends what an earlier JobManager has deployed, if the job has ended before that was found."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +24,6 @@ class KeptPartitionsRunner:
         job_id: whose they are.
         plan: of the job.
         cluster: TaskManagers and shared storage.
-        post: adds an event of the job.
         log: of the job.
     """
 
@@ -33,13 +32,11 @@ class KeptPartitionsRunner:
         job_id: str,
         plan: JobPlan,
         cluster: ClusterRunner,
-        post: Callable[[job_events.JobEvent], object],
         log: Any,
     ) -> None:
         self._job_id = job_id
         self._shared_edges = frozenset(edge.id for edge in plan.edges if edge.may_be_shared)
         self._cluster = cluster
-        self._post = post
         self._log = log
 
     @property
@@ -48,19 +45,11 @@ class KeptPartitionsRunner:
         shared = self._cluster.partitions.shared
         return "" if shared is None else shared.uri
 
-    async def locate(self, effect: job_effects.LocatePartitions) -> None:
-        """Says which of what an earlier JobManager's attempts have left is still there."""
-        wanted = {_id_of(*one): one for one in effect.partitions}
-        found = await self._holders(frozenset(wanted))
-        self._log.info("partitions.located", found=len(found), wanted=len(wanted))
-        located = []
-        for partition, holder in found.items():
-            try:
-                endpoint = self._endpoint_of(holder)
-            except TaskManagerLost:
-                continue  # nobody serves what it holds
-            located.append(job_events.LocatedPartition(holder, endpoint, *wanted[partition]))
-        self._post(job_events.PartitionsLocated(effect.attempt, tuple(located)))
+    async def wait_for(self, wanted: Iterable[tuple[str, AttemptKey]]) -> None:
+        """Waits for TaskManagers that may still register, where of some partitions one is missing that TaskManagers keep."""
+        is_shared = self._cluster.partitions.shared is not None
+        ids = {_id_of(*one) for one in wanted if not (is_shared and one[0] in self._shared_edges)}
+        await self._cluster.partitions.locate(self._job_id, ids)
 
     def held(self) -> tuple[job_events.LocatedPartition, ...]:
         """What TaskManagers that have registered hold of the job."""
@@ -88,22 +77,9 @@ class KeptPartitionsRunner:
         endpoints: dict[str, Endpoint] = {}
         for taskmanager_id in sorted(set(taskmanagers) - {SHARED_STORAGE}):
             with suppress(TaskManagerLost):
-                endpoints[taskmanager_id] = self._endpoint_of(taskmanager_id)
+                client = self._cluster.client(taskmanager_id)
+                endpoints[taskmanager_id] = endpoint_of(client.partition_endpoint)
         return tuple(endpoints.items())
-
-    async def _holders(self, wanted: frozenset[PartitionId]) -> Mapping[PartitionId, str]:
-        partitions = self._cluster.partitions
-        if partitions.shared is None:
-            return await partitions.locate(self._job_id, wanted)
-        on_storage = {one for one in wanted if one.edge_id in self._shared_edges}
-        found_there = await partitions.shared.found(self._job_id, on_storage)
-        held = await partitions.locate(self._job_id, wanted - on_storage)
-        return {**held, **dict.fromkeys(found_there, SHARED_STORAGE)}
-
-    def _endpoint_of(self, holder: str) -> Endpoint:
-        if holder == SHARED_STORAGE:
-            return Endpoint("")  # nobody serves it
-        return endpoint_of(self._cluster.client(holder).partition_endpoint)
 
     async def release(self, effect: job_effects.ReleasePartitions) -> None:
         """Removes partitions. A TaskManager that does not hear of it is told when its heartbeat names them; what

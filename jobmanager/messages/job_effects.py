@@ -47,24 +47,16 @@ class PrepareStart:
 
 
 @dataclass(frozen=True, slots=True)
-class LocatePartitions:
-    """Find complete partitions of the job, and give TaskManagers the time to come back that may hold them.
-    Answered by ``PartitionsLocated``.
+class FindAttempts:
+    """Find what an earlier JobManager has deployed of the job and still runs, and give TaskManagers the time to come
+    that had it. Answered by ``AttemptsFound``.
 
     Attributes:
-        partitions: edge and producer's attempt of each.
+        partitions: complete ones that are needed whatever runs: edge and producer's attempt of each.
     """
 
     attempt: int
-    partitions: tuple[tuple[str, AttemptKey], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FindAttempts:
-    """Find what an earlier JobManager has deployed of the job and still runs, and give TaskManagers the time to come
-    that had it. Answered by ``AttemptsFound``."""
-
-    attempt: int
+    partitions: tuple[tuple[str, AttemptKey], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +321,6 @@ CheckpointEffect = (
 
 JobEffect = (
     PrepareStart
-    | LocatePartitions
     | FindAttempts
     | PostLater
     | RequestSlots

@@ -73,14 +73,6 @@ class LocatedPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionsLocated:
-    """``LocatePartitions`` is done: what is not named is gone."""
-
-    attempt: int
-    located: tuple[LocatedPartition, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class GivenSplits:
     """What an attempt was given of one source, as far as no completed checkpoint covers it."""
 
@@ -421,7 +413,6 @@ OwnEvent = (
     JobStarted
     | StartPrepared
     | StartNotPrepared
-    | PartitionsLocated
     | AttemptsFound
     | RestartDue
     | FinalCheckpointDue

@@ -104,12 +104,19 @@ def cancelled_by_seed(phase: GroupPhase, seed: int) -> SimulatedCluster:
 
 @functools.cache
 def found_by_a_successor(fault: Fault) -> SimulatedCluster:
-    """Half of a blocking partition is in the state of the job that a JobManager goes on with; something comes while
-    it asks who has that partition."""
+    """Half of a blocking partition is in the state of the job that a JobManager begins again, since all its processes
+    have ended; something comes while it asks who has that partition."""
+    return only_rows_left(in_phase(fault, GroupPhase.LOCATING, 1))
+
+
+@functools.cache
+def only_rows_left(*others: Trigger) -> SimulatedCluster:
+    """A JobManager dies behind a checkpoint of the second stage, and each process of the job before the next leads."""
+    point = ("checkpoint_completed", 5)
+    deaths = [Trigger(Fault.SLOT_DIES, *point, 1_000)] * 6
+    triggers = (Trigger(Fault.JOBMANAGER_DIES, *point, 0), *deaths, *others)
     run = draw_run(10, "hashmap", "blocking_stages")
-    triggers = (*run.faults.triggers, in_phase(fault, GroupPhase.LOCATING, 1))
-    faults = dataclasses.replace(run.faults, triggers=triggers)
-    return simulate_run(dataclasses.replace(run, faults=faults), 10)
+    return simulate_run(dataclasses.replace(run, faults=Faults(triggers)), 10)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -123,6 +130,13 @@ def test_regions_that_fail_while_others_are_on_their_way_recover_beside_them(see
 def test_a_job_can_be_cancelled_in_every_phase(phase):
     cluster = cancelled_in(phase)
     assert cluster.state is JobState.CANCELED
+
+
+def test_what_is_left_of_a_stage_is_read_on_where_nothing_runs_any_more():
+    cluster = only_rows_left()
+    assert cluster.state is JobState.FINISHED
+    assert cluster.adopted == 2, "both subtasks of the first stage"
+    assert cluster.failovers.takeovers == 0
 
 
 def test_what_comes_while_a_successor_asks_what_was_done_is_not_lost():

@@ -84,7 +84,7 @@ class SimulatedCluster:
         savepoints: that users have asked for.
         aborted: checkpoints, by the reason.
         resumed: jobs that have gone on from a savepoint of it.
-        adopted: subtasks that a JobManager has not had run again, since they were done before it.
+        adopted: subtasks that a JobManager has not had run again, since they were done before it and were read on where nothing ran any more.
         failovers: what failures have restarted.
         groups: how far its subtasks are, together.
         processed_at_restart: how many rows functions had processed when something was restarted last.

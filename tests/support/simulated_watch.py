@@ -165,7 +165,7 @@ def _watch_the_job(host: WatchedHost, replace: Any) -> None:
     def checked_step(
         master: JobMaster, event: job_events.JobEvent, now_ms: int = 0
     ) -> list[job_effects.JobEffect]:
-        before = master.graph.started if isinstance(event, job_events.PartitionsLocated) else None
+        before = master.graph.started if isinstance(event, job_events.AttemptsFound) else None
         try:
             effects = step(master, event, now_ms)
             master.check()
@@ -175,7 +175,7 @@ def _watch_the_job(host: WatchedHost, replace: Any) -> None:
         except AssertionError as error:
             host.broke(error)
             raise
-        if before is not None:
+        if before is not None and not master.was_taken_over:
             host.adopted += len(master.graph.in_state(AttemptState.FINISHED) - before)
         host.happened(event)
         if isinstance(event, c.CheckpointStored | c.CheckpointNotStored):

@@ -20,6 +20,7 @@ from jobmanager.checkpoint.restored_checkpoint import (
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
+from jobmanager.failover.restart_counts import KeptFailures
 from jobmanager.failover.restart_settings import NO_LIMIT, FixedDelay, RestartSettings
 from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
@@ -27,6 +28,7 @@ from jobmanager.graph.job_plan import JobPlan, VertexPlan
 from jobmanager.graph.slot import Slot
 from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.groups import GroupPhase
+from jobmanager.job.job_history import JobHistory
 from jobmanager.job.job_options import JobOptions
 from jobmanager.messages import job_effects, job_events
 from jobmanager.messages.job_state import JobState
@@ -64,6 +66,7 @@ class Story(JobStory):
         restored: RestoredCheckpoint | None = None,
         shares_spill: bool = False,
         goes_on: bool = False,
+        failures: KeptFailures | None = None,
     ) -> None:
         make = partial(_coordinator, CheckpointSettings(interval_ms=1_000)) if checkpoints else None
         restart = RestartSettings(FixedDelay(attempts, 500))
@@ -75,6 +78,7 @@ class Story(JobStory):
             is_recovered=first_attempt > 0,
             shares_spill=shares_spill,
             goes_on=goes_on,
+            history=JobHistory(failures or KeptFailures()),
         )
         super().__init__(plan, options, slots_per_taskmanager)
         self.restored = restored
@@ -808,8 +812,8 @@ def half_read(*attempts: int) -> RestoredCheckpoint:
     return RestoredCheckpoint(4, subtasks("a0 a1"), (), reads, subtasks("a0 a1 b0 b1"))
 
 
-def located(*held: str) -> job_events.PartitionsLocated:
-    """Of ``h0:a1#3``, TaskManager h0 has what attempt 3 of a1 has sent to b."""
+def located(*held: str) -> job_events.AttemptsFound:
+    """Nothing runs any more; of ``h0:a1#3``, TaskManager h0 has what attempt 3 of a1 has sent to b."""
     found = []
     for text in held:
         holder, _, rest = text.partition(":")
@@ -818,11 +822,12 @@ def located(*held: str) -> job_events.PartitionsLocated:
         found.append(
             job_events.LocatedPartition(holder, Endpoint("", f"server {holder}"), "a>b", key)
         )
-    return job_events.PartitionsLocated(7, tuple(found))
+    return job_events.AttemptsFound(7, (), located=tuple(found))
 
 
 def taken_over(plan: JobPlan = BUILT, restored: RestoredCheckpoint | None = None) -> Story:
-    return Story(plan, checkpoints=True, first_attempt=7, restored=restored or half_read(3, 2))
+    restored = restored or half_read(3, 2)
+    return Story(plan, checkpoints=True, first_attempt=7, restored=restored, goes_on=True)
 
 
 def phases(story: Story) -> list[GroupPhase]:
@@ -832,7 +837,7 @@ def phases(story: Story) -> list[GroupPhase]:
 def test_what_an_earlier_jobmanager_had_done_and_is_held_is_read_on() -> None:
     story = taken_over()
     wanted = (("a>b", AttemptKey("a", 0, 3)), ("a>b", AttemptKey("a", 1, 2)))
-    assert job_effects.LocatePartitions(7, wanted) in story.effects
+    assert job_effects.FindAttempts(7, wanted) in story.effects
     assert deployed(story.effects) == ""
     effects = story.do(located("h0:a0#3", "h1:a1#2"))
     assert deployed(effects) == "b0 b1"
@@ -913,7 +918,7 @@ def test_nobody_is_asked_twice_what_was_done() -> None:
     story.do(job_events.AttemptReported(story.key("b0"), AttemptState.FAILED, damaged))
     story.due()
     assert deployed(story.effects[before:]) == "a0 a1"
-    assert not [e for e in story.effects[before:] if isinstance(e, job_effects.LocatePartitions)]
+    assert not [e for e in story.effects[before:] if isinstance(e, job_effects.FindAttempts)]
 
 
 def test_a_failure_before_anybody_has_said_what_was_done_has_all_be_asked_again() -> None:
@@ -924,7 +929,7 @@ def test_a_failure_before_anybody_has_said_what_was_done_has_all_be_asked_again(
         job_effects.PostLater
     ]
     assert phases(story) == [GroupPhase.DELAY]
-    asked = [e for e in story.due() if isinstance(e, job_effects.LocatePartitions)]
+    asked = [e for e in story.due() if isinstance(e, job_effects.FindAttempts)]
     assert [e.attempt for e in asked] == [8]
     assert story.do(located("h0:a0#3", "h1:a1#2")) == []
     assert story.master.dropped_events == 1, "the answer to the first question is stale"

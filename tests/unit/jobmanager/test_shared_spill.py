@@ -159,22 +159,21 @@ def test_shared_storage_is_looked_at_for_what_it_has_and_taskmanagers_for_the_re
     cluster: Any = SimpleNamespace(
         partitions=partitions, client=lambda _: SimpleNamespace(partition_endpoint=endpoint)
     )
-    told: list[Any] = []
     log: Any = SimpleNamespace(info=lambda *_, **__: None)
-    kept = KeptPartitionsRunner(
-        "job", replace(plan, edges=(edge, persisted, cached)), cluster, told.append, log
-    )
+    edges = (edge, persisted, cached)
+    kept = KeptPartitionsRunner("job", replace(plan, edges=edges), cluster, log)
     key = AttemptKey("a", 0, 3)
-    asyncio.run(
-        kept.locate(
-            job_effects.LocatePartitions(7, ((edge.id, key), ("kept", key), ("cached", key)))
-        )
-    )
+    wanted = ((edge.id, key), ("kept", key), ("cached", key))
+
+    async def look() -> tuple[job_events.LocatedPartition, ...]:
+        await kept.wait_for(wanted)
+        return await kept.found_shared(wanted)
+
+    found = asyncio.run(look())
     assert asked == {"storage": {edge.id, "kept"}, "taskmanagers": {"cached"}}
-    assert {(one.taskmanager_id, one.edge_id) for one in told[0].located} == {
+    assert {(one.taskmanager_id, one.edge_id) for one in found} == {
         (SHARED_STORAGE, edge.id),
         (SHARED_STORAGE, "kept"),
-        ("tm", "cached"),
     }
 
 
