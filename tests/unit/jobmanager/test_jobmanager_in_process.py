@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -300,7 +301,12 @@ def test_artifacts_are_verified_and_served(cluster_of: Any) -> None:
 
             wrong = await raised(cluster.client.UploadArtifact(iter(chunks("0" * 64))))
             assert isinstance(wrong, errors.StoreCorrupt)
-            outside = await raised(cluster.client.UploadArtifact(iter(chunks("../x"))))
+
+            async def begun(name: str) -> AsyncIterator[client_pb2.ArtifactChunk]:
+                yield chunks(name)[0]
+                await asyncio.Event().wait()  # what is still written would cover the answer
+
+            outside = await raised(cluster.client.UploadArtifact(begun("../x")))
             assert isinstance(outside, errors.JobRejected)
             answer = await cluster.client.UploadArtifact(iter(chunks(artifact_id)))
             assert answer.size_bytes == len(content)
