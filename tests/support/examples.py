@@ -8,12 +8,12 @@ from typing import Any
 from hypothesis import settings
 
 RUNS_ALL = os.environ.get("PENSTOCK_TESTS") == "all"
-SHARE, FEWEST = 3, 10
+SHARE, FEWEST = 4, 10
 DEFAULT = 100
 
 
 def examples(count: int, **others: Any) -> settings:
-    """Settings for ``count`` examples, of which CI takes a third, but ten at least; ``make test-all`` takes all."""
+    """Settings for ``count`` examples, of which CI takes a quarter, but ten at least; ``make test-all`` takes all."""
     return settings(max_examples=number_of(count), **others)
 
 
