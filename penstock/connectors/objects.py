@@ -14,11 +14,10 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import BinaryIO, Protocol, cast
 
-from typing_extensions import Buffer, override
-
 from penstock.connectors.globs import has_wildcard, is_hidden
 from penstock.errors import StoreTransient
 from penstock.storage.open_store import open_bucket
+from penstock.storage.ranged_stream import RangedStream
 from penstock.storage.s3.bucket import ObjectReplacedError
 from penstock.storage.s3.listing import FoundObject
 from penstock.storage.s3.ranges import ObjectRanges
@@ -100,7 +99,7 @@ def open_object(path: str) -> BinaryIO:
         found = bucket.find(key)
     if found is None:
         raise FileNotFoundError(errno.ENOENT, "no such object", path)
-    stream = ObjectStream(path, ObjectRanges(bucket, found), found.size_bytes)
+    stream = object_stream(path, ObjectRanges(bucket, found), found.size_bytes)
     return cast("BinaryIO", io.BufferedReader(stream, _BUFFER_BYTES))
 
 
@@ -111,8 +110,8 @@ class Ranges(Protocol):
         """Bytes from an offset; fewer at the end of the object."""
 
 
-class ObjectStream(io.RawIOBase):
-    """An object as a seekable stream.
+def object_stream(path: str, ranges: Ranges, size_bytes: int) -> RangedStream:
+    """An object as a seekable stream, whose errors are those of the operating system.
 
     Args:
         path: for messages.
@@ -120,38 +119,11 @@ class ObjectStream(io.RawIOBase):
         size_bytes: of the object.
     """
 
-    def __init__(self, path: str, ranges: Ranges, size_bytes: int) -> None:
-        self._path = path
-        self._ranges = ranges
-        self._size_bytes = size_bytes
-        self._offset = 0
+    def read(offset: int, length: int) -> bytes:
+        with as_os_errors(path):
+            return ranges.read(offset, length)
 
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def tell(self) -> int:
-        return self._offset
-
-    @override
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: self._size_bytes}[whence]
-        self._offset = max(base + offset, 0)
-        return self._offset
-
-    @override
-    def readinto(self, buffer: Buffer) -> int:
-        view = memoryview(buffer).cast("B")
-        with as_os_errors(self._path):
-            data = self._ranges.read(self._offset, len(view))
-        view[: len(data)] = data
-        self._offset += len(data)
-        return len(data)
+    return RangedStream(read, size_bytes)
 
 
 @contextmanager

@@ -147,7 +147,7 @@ def _changed_aggregates(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> 
 
 
 def _changed_rows(before: bytes, after: bytes) -> Iterator[str]:
-    """What windows with functions, and joins, hold are rows as they came."""
+    """What windows with functions, and joins, hold are rows as they came, with the columns that are read behind them."""
     if not before or not after:
         return
     old, new = (
@@ -158,7 +158,10 @@ def _changed_rows(before: bytes, after: bytes) -> Iterator[str]:
         for each in (before, after)
     )
     if old != new:
-        yield f"the rows that it holds were stored as ({old}), and are ({new}) now: give it another uid"
+        yield (
+            f"the rows that it holds, with the columns that are read behind it, were stored as ({old}), and are ({new}) "
+            "now: give it another uid"
+        )
 
 
 def _changed_join(old: graph_pb2.JoinSpec, new: graph_pb2.JoinSpec) -> Iterator[str]:

@@ -9,9 +9,10 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.connectors.compacted import replaced_place
-from penstock.connectors.objects import ObjectStream
+from penstock.connectors.objects import object_stream
 from penstock.errors import StoreTransient, TaskFailure
 from penstock.storage.open_store import is_s3, open_bucket
+from penstock.storage.ranged_stream import RangedStream
 from penstock.storage.s3.bucket import ObjectReplacedError, S3Bucket
 from penstock.storage.s3.listing import FoundObject
 from penstock.storage.s3.ranges import ObjectRanges
@@ -88,8 +89,8 @@ class OpenedObject(OpenedFile):
     def arrow_file(self) -> pa.NativeFile:
         return pa.PythonFile(self._raw(), "r")
 
-    def _raw(self) -> ObjectStream:
-        return ObjectStream(self.path, self._ranges, self._size_bytes)
+    def _raw(self) -> RangedStream:
+        return object_stream(self.path, self._ranges, self._size_bytes)
 
     @override
     def close(self) -> None:

@@ -57,6 +57,7 @@ def add_pairs(
                     is_new[row] = False
                     break
             slot = (slot + np.uint64(1)) & mask
+    # Entries and -1 never come to -2: said so that the compiler does not leave the first loop out.
     return count if seen != -2 else -count
 
 

@@ -17,6 +17,7 @@ from common.spill_paths import index_path, partition_path, subpartition_path
 from penstock.errors import StoreCorrupt, StoreTransient
 from penstock.partition_id import PartitionId
 from penstock.storage.object_store import ObjectStore, delete_all
+from penstock.storage.ranged_stream import RangedStream
 from taskmanager.partitions.dealt_files import GivenFiles
 from taskmanager.partitions.exchange_cache import WrittenFiles
 from taskmanager.partitions.sealed_store import remove_partition, write_index
@@ -40,7 +41,6 @@ from taskmanager.partitions.spill_layout import (
     subpartition_directory,
 )
 from taskmanager.partitions.taken_files import (
-    StoredFile,
     chunks_of,
     decode_piece,
     described,
@@ -237,7 +237,7 @@ class SharedPlace(PartitionPlace):
     def read(self, subpartition: int, file: SpillFile) -> list[pa.RecordBatch]:
         path = self._file_path(subpartition, file)
         if file.format is SpillFormat.SPARK:
-            stored = StoredFile(partial(self._store.read, path), file.size_bytes)
+            stored = RangedStream(partial(self._store.read, path), file.size_bytes)
             return decode_piece(pa.PythonFile(stored, "r"), file, f"{self.name}/{path}")
         return decode_rows(pa.py_buffer(self._store.get(path)), file, f"{self.name}/{path}")
 

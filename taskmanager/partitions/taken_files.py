@@ -7,17 +7,15 @@ that its pages have, so that a piece of a large file costs no more than its own 
 from __future__ import annotations
 
 import errno
-import io
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from typing_extensions import override
 
 from penstock.errors import StoreCorrupt, StoreNotFound, TaskFailure
 from penstock.rows.spark_types import carried_schema, converted
@@ -143,43 +141,3 @@ def _corrupt(path: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, ValueError, KeyError, TaskFailure) as error:
         raise StoreCorrupt(f"{path} cannot be read: {error}") from error
-
-
-class StoredFile(io.RawIOBase):
-    """An object of a store as a file that is read from wherever one likes.
-
-    Args:
-        read: reads so many bytes from an offset on.
-    """
-
-    def __init__(self, read: Callable[[int, int], bytes], size_bytes: int) -> None:
-        super().__init__()
-        self._read = read
-        self._size_bytes = size_bytes
-        self._offset = 0
-
-    @override
-    def readable(self) -> bool:
-        return True
-
-    @override
-    def seekable(self) -> bool:
-        return True
-
-    @override
-    def tell(self) -> int:
-        return self._offset
-
-    @override
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = (0, self._offset, self._size_bytes)[whence]
-        self._offset = start + offset
-        return self._offset
-
-    @override
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._size_bytes - self._offset)
-        count = left if size < 0 else min(size, left)
-        content = self._read(self._offset, count) if count else b""
-        self._offset += len(content)
-        return content

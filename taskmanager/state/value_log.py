@@ -76,7 +76,7 @@ class ValueLog:
             self._merge_tail()
 
     def take(self, positions: Int64Array) -> pa.Array:
-        """The values at the positions, which differ; a position of -1 gives null."""
+        """The values at the positions, which differ, or have together what offsets reach; a position of -1 gives null."""
         present = positions >= 0
         if present.all():
             return self._take(positions)
