@@ -57,7 +57,10 @@ class RocksDBSnapshot:
             StreamError: it was discarded, or cannot be written.
         """
         self._queue.write_until(self._freeze)
-        names = [path.name for path in self._directory.iterdir() if _belongs(path)]
+        try:
+            names = [path.name for path in self._directory.iterdir() if _belongs(path)]
+        except FileNotFoundError as error:
+            raise self._gone() from error
         self._known, self._uploaded = self._ledger.to_upload(names, is_full=self._is_full)
         for name in self._uploaded:
             yield Blob(name, partial(self._parts_of, name))
@@ -84,12 +87,13 @@ class RocksDBSnapshot:
         try:
             file = (self._directory / name).open("rb")
         except FileNotFoundError as error:
-            raise CheckpointAborted(
-                self._checkpoint_id, "it was discarded while it was being written"
-            ) from error
+            raise self._gone() from error
         with file:
             while part := file.read(_READ_BYTES):
                 yield part
+
+    def _gone(self) -> CheckpointAborted:
+        return CheckpointAborted(self._checkpoint_id, "it was discarded while it was being written")
 
     def _remove_links(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -69,6 +69,7 @@ class RocksDBStateBackend(StoredTables):
         opened = open_state(environment, self._key_groups, self._slot_memory, process_kernels())
         self._database, self._ledger = opened.database, opened.ledger
         self._queue = WriteQueue(self._database)
+        self._snapshots: dict[int, BackendSnapshot] = {}
         self._link_numbers = count(1)
         self._stored_keys = KeyFilter(self._slot_memory.filter_bytes)
         home = TableHome(
@@ -155,7 +156,8 @@ class RocksDBStateBackend(StoredTables):
         if len(self._queue) >= FREEZES_MAX:
             raise CheckpointAborted(
                 checkpoint_id,
-                f"{len(self._queue)} snapshots of {self._owner} are still being written",
+                f"{len(self._queue)} snapshots of {self._owner} are still being written: raise "
+                "execution.checkpointing.interval or execution.checkpointing.min-pause",
             )
         tables, segments = self._catalog.describe()
         header = checkpoint_pb2.KeyedStateSnapshot(
@@ -170,18 +172,26 @@ class RocksDBStateBackend(StoredTables):
         )
         directory = self._environment.work_directory / f"links-{next(self._link_numbers)}"
         freeze = self._freeze(directory)
-        if in_runs:
-            return RunSnapshot(checkpoint_id, header, self._queue, freeze, uuid4().hex)
-        return RocksDBSnapshot(
-            checkpoint_id, header, self._queue, freeze, self._ledger, is_full=is_full
+        snapshot: BackendSnapshot = (
+            RunSnapshot(checkpoint_id, header, self._queue, freeze, uuid4().hex)
+            if in_runs
+            else RocksDBSnapshot(
+                checkpoint_id, header, self._queue, freeze, self._ledger, is_full=is_full
+            )
         )
+        self._snapshots[checkpoint_id] = snapshot
+        return snapshot
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
         """See ``KeyedStateBackend``."""
+        self._snapshots.pop(checkpoint_id, None)
         self._ledger.completed(checkpoint_id)
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         """See ``KeyedStateBackend``."""
+        snapshot = self._snapshots.pop(checkpoint_id, None)
+        if snapshot is not None:
+            snapshot.discard()
         self._ledger.aborted(checkpoint_id)
 
     def close(self) -> None:
@@ -190,6 +200,7 @@ class RocksDBStateBackend(StoredTables):
             return
         self._is_closed = True
         self._queue.close()
+        self._snapshots = {}
         self._database.close()
         self._environment.memory.unregister(self._memory_user)
         self._slot_memory.leave()

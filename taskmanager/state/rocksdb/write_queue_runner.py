@@ -14,6 +14,7 @@ else is for the mailbox thread and never waits for a step.
 
 from __future__ import annotations
 
+import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -172,6 +173,8 @@ class WriteQueue:
             finally:
                 self._finish(freeze, is_written=False)
                 freeze.release()
+                if freeze.is_lost and freeze.link_to is not None:  # while it was being linked
+                    shutil.rmtree(freeze.link_to, ignore_errors=True)
             return True
 
     def close(self) -> None:

@@ -649,6 +649,21 @@ def test_too_many_snapshots_under_way_are_declined_and_nothing_is_lost(one: OneB
         assert restored.namespaces("counts") == list(range(number + 1))
 
 
+@pytest.mark.parametrize("in_runs", [False, True])
+def test_aborted_checkpoints_make_room_for_the_next(one: OneBackend, *, in_runs: bool) -> None:
+    backend = one.open()
+    lost = []
+    for checkpoint_id in range(1, 9):
+        add_counts(backend, COUNTS, [checkpoint_id])
+        lost.append(backend.snapshot(checkpoint_id, in_runs=in_runs))
+        backend.checkpoint_aborted(checkpoint_id)
+    for snapshot in lost:
+        with pytest.raises(StreamError, match="discarded"):
+            one.write(snapshot)
+    restored = one.open(one.checkpoint(backend, 9))
+    assert counts_of(restored, COUNTS) == dict.fromkeys(range(1, 9), 1)
+
+
 def test_a_discarded_snapshot_fails_and_its_changes_join_the_next(one: OneBackend) -> None:
     backend = one.open()
     cells = Cells(backend, VALUE)

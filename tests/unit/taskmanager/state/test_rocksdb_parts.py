@@ -40,7 +40,7 @@ from taskmanager.state.rocksdb.memory_shares import memory_shares, parse_cgroup_
 from taskmanager.state.rocksdb.pacing import pause_seconds, work_share
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory, slot_memory
 from taskmanager.state.rocksdb.sst_file import sst_file
-from taskmanager.state.rocksdb.write_queue_runner import FreezeLostError, WriteQueue
+from taskmanager.state.rocksdb.write_queue_runner import Freeze, FreezeLostError, WriteQueue
 from tests.support.examples import examples
 from tests.support.rocksdb_cluster import fast_directory
 
@@ -352,6 +352,26 @@ def test_discarding_or_closing_does_not_disturb_the_step_that_is_running() -> No
     assert written.events == ["written", "released"]
     assert writer.log == [[name(1)]]
     assert len(errors) == 1
+
+
+class DiscardedWhileLinking(Writer):
+    """Its snapshot is given up while the links are being made."""
+
+    queue: WriteQueue
+    freeze: Freeze
+
+    def link(self, directory: Path) -> None:
+        self.queue.discard(self.freeze)
+        directory.mkdir()
+
+
+def test_links_that_are_made_for_a_discarded_freeze_do_not_stay(directory: Path) -> None:
+    writer = DiscardedWhileLinking()
+    writer.queue = WriteQueue(writer)
+    writer.freeze = writer.queue.add([part(1)], directory / "links")
+    with pytest.raises(FreezeLostError):
+        writer.queue.write_until(writer.freeze)
+    assert not (directory / "links").exists()
 
 
 def handle(path: str) -> checkpoint_pb2.StateHandle:
