@@ -2,12 +2,14 @@
 
 With TLS there are two servers behind the port. Who shows a certificate is a peer and calls everything; the others, who are
 clients, show the token and call nothing that is for daemons. A daemon that no client calls has the first one alone.
+
+The port is taken once and listened on until the end; what answers behind it may change, as where a standby begins to lead.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,10 @@ class DaemonServer:
         self._for_clients: grpc.aio.Server | None = None
         if tls is not None and takes_clients:
             self._for_clients = make_server(token, before=[_PeersOnly()])
+        self._services = _Services()
+        for server in self._servers:
+            server.add_generic_rpc_handlers((self._services,))
+        self._is_started = False
         self._listener: socket.socket | None = None
         self._entrance: Entrance | None = None
         self._paths: list[Path] = []
@@ -58,14 +64,13 @@ class DaemonServer:
     def _servers(self) -> list[grpc.aio.Server]:
         return [self._for_peers, *([] if self._for_clients is None else [self._for_clients])]
 
-    def serve(self, add: Callable[[grpc.aio.Server], None]) -> None:
-        """Adds a service.
+    def serve(self, *adds: Callable[[grpc.aio.Server], None]) -> None:
+        """Lets these services answer from the next call on, in place of those that did.
 
         Args:
-            add: adds it to a server.
+            adds: each adds one to a server.
         """
-        for server in self._servers:
-            add(server)
+        self._services.replace(adds)
 
     def bind(self, host: str, port: int) -> int:
         """Takes the port and returns it.
@@ -98,7 +103,10 @@ class DaemonServer:
         return str(self._paths[1])
 
     async def start(self) -> None:
-        """Answers calls from now on."""
+        """Answers calls from now on; harmless when it does."""
+        if self._is_started:
+            return
+        self._is_started = True
         for server in self._servers:
             await server.start()
         if self._tls is not None:
@@ -117,6 +125,38 @@ class DaemonServer:
             self._tls.dismiss(listener)
         for server in self._servers:
             await server.stop(grace_s)
+
+
+class _Services(grpc.GenericRpcHandler):
+    """Finds who answers a call, among services that may be replaced by others meanwhile."""
+
+    def __init__(self) -> None:
+        self._handlers: tuple[grpc.GenericRpcHandler, ...] = ()
+
+    def replace(self, adds: Sequence[Callable[[grpc.aio.Server], None]]) -> None:
+        """Others answer from now on, all of them at once."""
+        added = _Added()
+        for add in adds:
+            add(added)  # type: ignore[arg-type]
+        self._handlers = tuple(added.handlers)
+
+    @override
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        found = (handler.service(handler_call_details) for handler in self._handlers)
+        return next((handler for handler in found if handler is not None), None)
+
+
+class _Added:
+    """What generated code takes for a server."""
+
+    def __init__(self) -> None:
+        self.handlers: list[grpc.GenericRpcHandler] = []
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self.handlers += handlers
+
+    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
+        """The same once more."""
 
 
 class _PeersOnly(grpc.aio.ServerInterceptor):

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from prometheus_client import CollectorRegistry
@@ -30,36 +31,46 @@ DEADLINE_S = 5.0
 _START_TIMEOUT_S = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What the endpoint shows, on its thread.
+
+    Attributes:
+        registry: what ``/metrics`` shows.
+        why_not_serving: asked for ``/health``; "" = the daemon serves.
+        status: what ``/health`` says of one that serves.
+    """
+
+    registry: CollectorRegistry
+    why_not_serving: Callable[[], str] = lambda: ""
+    status: Callable[[], str] = lambda: "serving"
+
+
 class MetricsServer:
     """The endpoint, on a thread of its own.
 
     Args:
-        registry: what ``/metrics`` shows; collected on the thread.
+        pages: what it shows at first.
         host: where to listen.
         port: 0 = a free one, ``METRICS_OFF`` = no endpoint.
         setting: what names the port, for messages.
-        why_not_serving: asked for ``/health``, on the thread; "" = the daemon serves.
-        status: what ``/health`` says of one that serves.
         deadline_s: of a connection.
     """
 
     def __init__(
         self,
-        registry: CollectorRegistry,
+        pages: Pages,
         host: str,
         port: int,
         setting: str = "metrics port",
         *,
-        why_not_serving: Callable[[], str] = lambda: "",
-        status: Callable[[], str] = lambda: "serving",
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        self._registry = registry
+        self.pages = pages
+        """What it shows; may be replaced while it serves."""
         self._host = host
         self._port = port
         self._setting = setting
-        self._why_not_serving = why_not_serving
-        self._status = status
         self._deadline_s = deadline_s
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -157,17 +168,17 @@ class MetricsServer:
             continue
 
     def _page(self, method: str, path: str, accept: str) -> tuple[HTTPStatus, str, bytes]:
-        plain = "text/plain; charset=utf-8"
+        plain, pages = "text/plain; charset=utf-8", self.pages
         if method not in ("GET", "HEAD"):
             return HTTPStatus.METHOD_NOT_ALLOWED, plain, b"GET /metrics or /health\n"
         if path in ("/metrics", "/"):
             encode, kind = choose_encoder(accept)
-            return HTTPStatus.OK, kind, encode(self._registry)
+            return HTTPStatus.OK, kind, encode(pages.registry)
         if path == "/health":
-            reason = self._why_not_serving()
+            reason = pages.why_not_serving()
             if reason:
                 return HTTPStatus.SERVICE_UNAVAILABLE, plain, f"{reason}\n".encode()
-            return HTTPStatus.OK, plain, f"{self._status()}\n".encode()
+            return HTTPStatus.OK, plain, f"{pages.status()}\n".encode()
         return HTTPStatus.NOT_FOUND, plain, b"there are /metrics and /health\n"
 
 

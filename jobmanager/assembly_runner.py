@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from common.auth import load_token, require_token
 from common.clock import Clock
 from common.daemon_server import DaemonServer
 from common.log_keeper import LogKeeper
-from common.metrics_server import MetricsServer
+from common.metrics_server import Pages
 from common.pb import internal_pb2_grpc
 from common.tls.daemon_tls_runner import DaemonTls
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
@@ -23,7 +22,7 @@ from jobmanager.leadership.leadership_metrics import LeadershipCollector
 from jobmanager.leadership.leadership_numbers import LeadershipNumbers
 from jobmanager.metrics import build_registry
 from jobmanager.results.results_store import ResultsStore
-from jobmanager.rpc.bound_port_runner import bind
+from jobmanager.rpc.open_ports_runner import OpenPorts, open_ports
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.scheduler.shared_spill_runner import shared_spill
@@ -35,7 +34,6 @@ from jobmanager.stores.drains_store import DrainsStore
 from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.leader_store import LeaderStore
 from jobmanager.traces.reporter_loader import Traces, load_reporter
-from penstock.client.credentials import make_own_token
 from penstock.config import Configuration
 from penstock.pb import client_pb2_grpc
 from penstock.storage.open_store import is_s3, open_store, substore, use_s3
@@ -47,17 +45,9 @@ _SWEEP_PAUSE_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class RunningJobManager:
-    """A JobManager that serves.
+    """A JobManager that serves."""
 
-    Attributes:
-        port: of the gRPC server.
-        metrics_port: of Prometheus' endpoint, ``METRICS_OFF`` where there is none.
-        made_token_file: holds the token that it has made for its user, None where it was given one.
-    """
-
-    port: int
-    metrics_port: int
-    made_token_file: Path | None
+    ports: OpenPorts
     dispatcher: DispatcherRunner
     cluster: ClusterRunner
 
@@ -79,42 +69,17 @@ async def serving(
     try:
         leader = LeaderStore(open_store(kept), kept)
         await asyncio.to_thread(leader.take_over)
-        alone = LeadershipNumbers()
-        async with leading(
-            config, directory, clock, leader, kept, storage, alone, tls
-        ) as jobmanager:
-            yield jobmanager
+        ports = await open_ports(config, directory, tls)
+        try:
+            alone = LeadershipNumbers()
+            async with leading(
+                config, directory, clock, leader, kept, storage, ports, alone, tls
+            ) as jobmanager:
+                yield jobmanager
+        finally:
+            await ports.close()
     finally:
         lock.close()
-
-
-def own_token(config: Configuration, directory: Path) -> tuple[str, Path | None]:
-    """The token of a JobManager, and the file with it where the JobManager has made it for its user.
-
-    Raises:
-        ConfigurationError: it needs one from its user, or it cannot be read or written.
-    """
-    token = load_token(config.security_token_file)
-    require_token(
-        config.jobmanager_bind_host,
-        token,
-        "jobmanager.bind-host",
-        has_tls=config.security_ssl_internal_enabled,
-    )
-    if token or config.security_open_loopback:
-        return token, None
-    made = make_own_token(directory)
-    return load_token(str(made)), made
-
-
-def jobmanager_server(config: Configuration, token: str, tls: DaemonTls | None) -> DaemonServer:
-    """The server of a JobManager, whether it leads or not."""
-    return DaemonServer(
-        token,
-        tls,
-        takes_clients=True,
-        clients_need_tls=config.security_ssl_client_enabled,
-    )
 
 
 @asynccontextmanager
@@ -125,11 +90,12 @@ async def leading(
     leader: LeaderStore,
     kept: str,
     storage: str,
+    ports: OpenPorts,
     numbers: LeadershipNumbers,
     tls: DaemonTls | None = None,
     hand_over: Callable[[], Coroutine[None, None, None]] | None = None,
 ) -> AsyncIterator[RunningJobManager]:
-    """A JobManager that leads, for the time of the block; then running jobs are left or fail, and all is closed.
+    """A JobManager that leads, for the time of the block; then running jobs are left or fail, and nobody is answered.
 
     Args:
         config: of the cluster.
@@ -138,6 +104,7 @@ async def leading(
         leader: it, as LEADER knows it.
         kept: the store of what the JobManagers of the cluster keep.
         storage: that of uploaded code and data.
+        ports: where it answers as soon as it can, in place of whoever does.
         numbers: what is known of the election.
         tls: of this daemon.
         hand_over: lets another one lead, as soon as nothing of any job is under way here.
@@ -146,36 +113,28 @@ async def leading(
         StreamError: a port, a file or a setting is not to be had.
     """
     use_s3(lambda: config.s3)
-    token, made_token_file = await asyncio.to_thread(own_token, config, directory)
     artifacts = await asyncio.to_thread(_artifacts, storage)
     try:
         results = ResultsStore()
-        cluster = _cluster(config, token, leader, tls, clock)
+        cluster = _cluster(config, ports.token, leader, tls, clock)
         traces = load_reporter(config, leader.cluster_id)
         store = _job_store(kept, leader)
         dispatcher = _dispatcher(config, cluster, artifacts, store, results, clock, traces)
         drains = _drains(dispatcher, cluster, kept, leader)
-        server = jobmanager_server(config, token, tls)
-        _serve(
-            server,
-            JobManagerServicer(dispatcher, cluster, drains, artifacts, results, leader),
-            JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, leader),
-        )
-        metrics = _metrics(config, dispatcher, cluster, leader, numbers)
-        try:
-            port = bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)
-            ports = port, metrics.start()
-            async with _acting(_log_keeper(config, directory), cluster, dispatcher, drains):
-                await server.start()
-                try:
-                    yield RunningJobManager(*ports, made_token_file, dispatcher, cluster)
-                finally:
-                    await dispatcher.stop()
-                    await _hand_over(server, hand_over)
-                    traces.close()
-        finally:
-            await server.stop(None)
-            metrics.stop()
+        ports.show(_pages(dispatcher, cluster, leader, numbers))
+        async with _acting(_log_keeper(config, directory), cluster, dispatcher, drains):
+            _serve(
+                ports.server,
+                JobManagerServicer(dispatcher, cluster, drains, artifacts, results, leader),
+                JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, leader),
+            )
+            await ports.server.start()
+            try:
+                yield RunningJobManager(ports, dispatcher, cluster)
+            finally:
+                await dispatcher.stop()
+                await _hand_over(ports.server, hand_over)
+                traces.close()
     finally:
         artifacts.close()
 
@@ -195,9 +154,9 @@ def _serve(
     for_clients: JobManagerServicer,
     for_taskmanagers: JobManagerInternalServicer,
 ) -> None:
-    server.serve(partial(client_pb2_grpc.add_JobManagerServicer_to_server, for_clients))
     server.serve(
-        partial(internal_pb2_grpc.add_JobManagerInternalServicer_to_server, for_taskmanagers)
+        partial(client_pb2_grpc.add_JobManagerServicer_to_server, for_clients),
+        partial(internal_pb2_grpc.add_JobManagerInternalServicer_to_server, for_taskmanagers),
     )
 
 
@@ -290,19 +249,12 @@ def _log_keeper(config: Configuration, directory: Path) -> LogKeeper:
     )
 
 
-def _metrics(
-    config: Configuration,
+def _pages(
     dispatcher: DispatcherRunner,
     cluster: ClusterRunner,
     leader: LeaderStore,
     numbers: LeadershipNumbers,
-) -> MetricsServer:
+) -> Pages:
     registry = build_registry(dispatcher, cluster)
     registry.register(LeadershipCollector(lambda: leader.epoch, numbers))
-    return MetricsServer(
-        registry,
-        config.jobmanager_bind_host,
-        config.jobmanager_metrics_port,
-        "jobmanager.metrics.port",
-        why_not_serving=lambda: dispatcher.why_not_serving,
-    )
+    return Pages(registry, lambda: dispatcher.why_not_serving)

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from common.clock import SystemClock
 from common.daemon_metrics import SwapCollector, show_uptime
 from common.log import configure_logging
-from common.metrics_server import METRICS_OFF, MetricsServer
+from common.metrics_server import Pages
 from common.process import (
     DaemonRegistration,
     keep_private,
@@ -27,21 +27,13 @@ from common.process import (
     stop_requests,
 )
 from common.tls.daemon_tls_runner import DaemonTls
-from jobmanager.assembly_runner import (
-    ROLE,
-    RunningJobManager,
-    jobmanager_server,
-    leading,
-    own_token,
-    serving,
-)
+from jobmanager.assembly_runner import ROLE, leading, serving
 from jobmanager.leadership.leadership_metrics import LeadershipCollector
 from jobmanager.leadership.leadership_runner import LeadershipRunner
-from jobmanager.rpc.bound_port_runner import bind
+from jobmanager.rpc.open_ports_runner import OpenPorts, open_ports
 from jobmanager.stores.directory_lock import DirectoryLock
 from jobmanager.stores.leader_store import LeaderStore
 from jobmanager.traces.reporter_loader import check_reporter
-from penstock.client.addresses import format_address
 from penstock.client.announced_tokens import Announcement
 from penstock.config import Configuration
 from penstock.errors import StreamError
@@ -67,11 +59,11 @@ async def run_daemon(
         if config.high_availability_type == "none":
             async with (
                 serving(config, directory, SystemClock(), tls) as jobmanager,
-                _announced(config, jobmanager.port, jobmanager.made_token_file),
+                _announced(config, jobmanager.ports),
             ):
                 registration = DaemonRegistration(directory, ROLE, config.jobmanager_id)
                 try:
-                    await _serve(config, registration, jobmanager, stop)
+                    await _serve(registration, jobmanager.ports, stop)
                 finally:
                     await asyncio.to_thread(registration.remove)
         else:
@@ -79,18 +71,10 @@ async def run_daemon(
     structlog.get_logger(__name__).info("jobmanager.stopped")
 
 
-async def _serve(
-    config: Configuration,
-    registration: DaemonRegistration,
-    jobmanager: RunningJobManager,
-    stop: asyncio.Event,
-) -> None:
+async def _serve(registration: DaemonRegistration, ports: OpenPorts, stop: asyncio.Event) -> None:
     log = structlog.get_logger(__name__)
-    host, metrics_port = config.jobmanager_rpc_address, jobmanager.metrics_port
-    address = format_address(host, jobmanager.port)
-    metrics_address = "" if metrics_port == METRICS_OFF else format_address(host, metrics_port)
-    await asyncio.to_thread(registration.write, address, metrics_address)
-    log.info("jobmanager.started", address=address, metrics_address=metrics_address)
+    await asyncio.to_thread(registration.write, ports.address, ports.metrics_address)
+    log.info("jobmanager.started", address=ports.address, metrics_address=ports.metrics_address)
     await stop.wait()
     log.info("jobmanager.stopping")
 
@@ -108,78 +92,49 @@ async def _serve_elected(
     use_s3(lambda: config.s3)
     kept = substore(config.high_availability_storage_dir, config.high_availability_cluster_id)
     lock = await asyncio.to_thread(DirectoryLock, directory / ROLE / config.jobmanager_id)
-    leadership: LeadershipRunner | None = None
-    # Clients look for the token in every phase, and who starts daemons for those that live: also between standing by
-    # and leading.
-    announced = AsyncExitStack()
     registration = DaemonRegistration(directory, ROLE, config.jobmanager_id)
-    try:
+    async with AsyncExitStack() as resources:
+        resources.callback(lock.close)
         if not is_s3(kept):
             await asyncio.to_thread(make_private, Path(kept.removeprefix("file://")))
         store = LeaderStore(open_store(kept), kept)
-        token, made_token_file = await asyncio.to_thread(own_token, config, directory)
-        server = jobmanager_server(config, token, tls)
-        try:
-            port = bind(server, config.jobmanager_bind_host, config.jobmanager_rpc_port)
-            await announced.enter_async_context(_announced(config, port, made_token_file))
-            address = format_address(config.jobmanager_rpc_address, port)
-            leadership = LeadershipRunner(config, address, store, end)
-            server.serve(leadership.standby.answer_on)
-            await server.start()
-            async with _standing_by(config, registration, address, leadership):
-                if not await _comes_first(leadership.lead(), stop.wait()):
-                    return
-        finally:
-            await server.stop(None)
-        config = config.model_copy(update={"jobmanager_rpc_port": port})
+        ports = await open_ports(config, directory, tls)
+        resources.push_async_callback(ports.close)
+        # Clients look for the token in every phase, and who starts daemons for those that live.
+        await resources.enter_async_context(_announced(config, ports))
+        leadership = LeadershipRunner(config, ports.address, store, end)
+        resources.push_async_callback(leadership.stop)
+        resources.push_async_callback(asyncio.to_thread, registration.remove)
+        await _stand_by(registration, ports, leadership)
+        if not await _comes_first(leadership.lead(), stop.wait()):
+            return
         lead = partial(leading, config, directory, SystemClock(), store, kept, kept)
         async with (
-            lead(leadership.numbers, tls, leadership.stop) as jobmanager,
+            lead(ports, leadership.numbers, tls, leadership.stop),
             asyncio.TaskGroup() as tasks,
         ):
             keeping = tasks.create_task(leadership.keep())
             try:
-                await _serve(config, registration, jobmanager, stop)
+                await _serve(registration, ports, stop)
             finally:
                 keeping.cancel()
-    finally:
-        await asyncio.to_thread(registration.remove)
-        if leadership is not None:
-            await leadership.stop()
-        await announced.aclose()
-        lock.close()
 
 
-@asynccontextmanager
-async def _standing_by(
-    config: Configuration,
-    registration: DaemonRegistration,
-    address: str,
-    leadership: LeadershipRunner,
-) -> AsyncIterator[None]:
-    """A standby's health, and where it is."""
+async def _stand_by(
+    registration: DaemonRegistration, ports: OpenPorts, leadership: LeadershipRunner
+) -> None:
+    """A standby answers, with its health and who leads, from now on."""
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
     registry.register(LeadershipCollector(lambda: 0, leadership.numbers))
     registry.register(SwapCollector(SWAPS))
     show_uptime(registry, ROLE)
-    metrics = MetricsServer(
-        registry,
-        config.jobmanager_bind_host,
-        config.jobmanager_metrics_port,
-        "jobmanager.metrics.port",
-        why_not_serving=lambda: leadership.standby.why_not_serving,
-        status=lambda: leadership.standby.status,
-    )
-    port = metrics.start()
-    try:
-        host = config.jobmanager_rpc_address
-        metrics_address = "" if port == METRICS_OFF else format_address(host, port)
-        await asyncio.to_thread(registration.write, address, metrics_address)
-        structlog.get_logger(__name__).info("jobmanager.standing_by", address=address)
-        yield
-    finally:
-        metrics.stop()
+    standby = leadership.standby
+    ports.server.serve(standby.answer_on)
+    await ports.server.start()
+    ports.show(Pages(registry, lambda: standby.why_not_serving, lambda: standby.status))
+    await asyncio.to_thread(registration.write, ports.address, ports.metrics_address)
+    structlog.get_logger(__name__).info("jobmanager.standing_by", address=ports.address)
 
 
 async def _comes_first(work: Coroutine[Any, Any, None], other: Coroutine[Any, Any, object]) -> bool:
@@ -197,13 +152,11 @@ async def _comes_first(work: Coroutine[Any, Any, None], other: Coroutine[Any, An
 
 
 @asynccontextmanager
-async def _announced(
-    config: Configuration, port: int, made_token_file: Path | None
-) -> AsyncIterator[None]:
+async def _announced(config: Configuration, ports: OpenPorts) -> AsyncIterator[None]:
     """Tells this user's other processes where the token is that was made for them."""
     announcement: Announcement | None = None
-    if made_token_file is not None:
-        announcement = await asyncio.to_thread(_announce, config, port, made_token_file)
+    if ports.made_token_file is not None:
+        announcement = await asyncio.to_thread(_announce, config, ports.port, ports.made_token_file)
     try:
         yield
     finally:

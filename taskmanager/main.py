@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from common.auth import load_token, require_token
 from common.log import configure_logging, get_logger
-from common.metrics_server import METRICS_OFF, MetricsServer
+from common.metrics_server import METRICS_OFF, MetricsServer, Pages
 from common.process import (
     DaemonArguments,
     adopt_orphans,
@@ -177,11 +177,10 @@ class TaskManagerDaemon:
         registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         metrics = MetricsServer(
-            registry,
+            Pages(registry, self._why_not_serving),
             self._config.taskmanager_bind_host,
             self._config.taskmanager_metrics_port,
             "taskmanager.metrics.port",
-            why_not_serving=self._why_not_serving,
         )
         port = metrics.start()
         resources.push_async_callback(asyncio.to_thread, metrics.stop)

@@ -48,7 +48,7 @@ class StandbyRunner:
         return f"{self.leader.address} leads" if self.leader else "no JobManager is known to lead"
 
     def answer_on(self, server: grpc.aio.Server) -> None:
-        """Lets a server refuse every call of every service."""
+        """Refuses every call of every service; of ``DaemonServer.serve``."""
         server.add_generic_rpc_handlers((_RefusingHandler(self._refuse),))
 
     async def _refuse(self, _request: object, _context: object) -> AsyncIterator[Any]:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pyarrow as pa
@@ -74,9 +75,20 @@ def jobmanagers(cluster: LocalCluster) -> dict[str, Daemon]:
 
 
 def health(daemon: Daemon) -> str:
-    with contextlib.suppress(OSError), urlopen(f"http://{daemon.metrics_address}/health") as answer:
-        return str(answer.read().decode().strip())
+    """ "" where it does not answer."""
+    with contextlib.suppress(OSError):
+        return told_health(daemon)
     return ""
+
+
+def told_health(daemon: Daemon) -> str:
+    """What a daemon says of itself, whether it serves or not."""
+    try:
+        with urlopen(f"http://{daemon.metrics_address}/health", timeout=DEADLINE_S) as answer:
+            return str(answer.read().decode().strip())
+    except HTTPError as error:
+        with error:
+            return str(error.read().decode().strip())
 
 
 def await_roles(cluster: LocalCluster) -> tuple[Daemon, Daemon]:

@@ -68,15 +68,11 @@ class SimulatedServer:
         self._network = network
         self._port = port
         self.loop = running_loop()
-        self.handlers: dict[str, Any] = {}
+        self._handlers: list[grpc.GenericRpcHandler] = []
         self._interceptors = interceptors
 
-    def add_generic_rpc_handlers(self, handlers: Sequence[object]) -> None:
-        """The registered ones are enough."""
-
-    def add_registered_method_handlers(self, service: str, handlers: dict[str, Any]) -> None:
-        for name, handler in handlers.items():
-            self.handlers[f"/{service}/{name}"] = handler
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self._handlers += handlers
 
     def add_insecure_port(self, address: str) -> int:
         return self._port
@@ -99,7 +95,8 @@ class SimulatedServer:
         details: Any = SimpleNamespace(method=path, invocation_metadata=())
 
         async def own(_: object) -> Any:
-            return self.handlers[path]
+            [handler] = self._handlers
+            return handler.service(details)
 
         continuation: Callable[[Any], Awaitable[Any]] = own
         for interceptor in reversed(self._interceptors):

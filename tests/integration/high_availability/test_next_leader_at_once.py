@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from penstock.client.addresses import parse_address
 from penstock.client.client import Client
 from penstock.local.local_cluster import Daemon, LocalCluster
-from tests.support.elected_cluster import await_roles, epoch_of, health, token_of
+from tests.support.elected_cluster import await_roles, epoch_of, health, token_of, told_health
 from tests.support.jobs import DEADLINE_S
 from tests.support.processes import Deadline, wait_ended
 from tests.support.zookeeper import ZookeeperServer, quorum
@@ -51,13 +55,15 @@ def test_the_standby_leads_at_once(pair: LocalCluster, told: signal.Signals) -> 
     pair.start(jobmanagers=2, taskmanagers=0)
     leader, standby = await_roles(pair)
     epoch = epoch_of(pair)
-    killed = time.monotonic()
-    os.kill(leader.pid, told)
-    wait_ended(leader.pid)
-    # Between standing by and leading it does not listen for a moment: who knows both asks again.
-    with Client(f"{leader.address},{standby.address}", token_of(pair)) as client:
+    # Who knows the standby alone is never refused, neither at its port nor where its health is told.
+    with knocking(standby) as healths, Client(standby.address, token_of(pair)) as client:
+        await_told(healths, f"standby; {leader.address} leads")
+        killed = time.monotonic()
+        os.kill(leader.pid, told)
+        wait_ended(leader.pid)
         assert client.cluster().leader_epoch == epoch + 1
-    assert time.monotonic() - killed <= LEADS_S
+        assert time.monotonic() - killed <= LEADS_S
+        await_told(healths, "serving")
 
 
 def test_who_begins_to_lead_is_known_all_the_time(pair: LocalCluster) -> None:
@@ -71,6 +77,38 @@ def test_who_begins_to_lead_is_known_all_the_time(pair: LocalCluster) -> None:
         deadline.left()
     pair.start(jobmanagers=2, taskmanagers=0)
     assert standby_of(pair, standby.id).pid == standby.pid
+
+
+@contextmanager
+def knocking(daemon: Daemon) -> Iterator[set[str]]:
+    """Connects to both ports of a daemon again and again, which must not refuse once; yields what its health says."""
+    healths: set[str] = set()
+    failures: list[Exception] = []
+    is_over = threading.Event()
+
+    def knock() -> None:
+        while not is_over.is_set() and not failures:
+            try:
+                socket.create_connection(parse_address(daemon.address), timeout=DEADLINE_S).close()
+                healths.add(told_health(daemon))
+            except OSError as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=knock)
+    thread.start()
+    try:
+        yield healths
+    finally:
+        is_over.set()
+        thread.join()
+        assert not failures
+
+
+def await_told(healths: set[str], health: str) -> None:
+    deadline = Deadline(health, DEADLINE_S)
+    while health not in healths:
+        deadline.left()
+        time.sleep(0.01)
 
 
 def standby_of(pair: LocalCluster, id: str) -> Daemon:

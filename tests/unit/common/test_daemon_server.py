@@ -58,10 +58,8 @@ def behind(
             server.serve(
                 lambda one: internal_pb2_grpc.add_JobManagerInternalServicer_to_server(
                     ForTaskManagers(), one
-                )
-            )
-            server.serve(
-                lambda one: client_pb2_grpc.add_JobManagerServicer_to_server(ForClients(), one)
+                ),
+                lambda one: client_pb2_grpc.add_JobManagerServicer_to_server(ForClients(), one),
             )
             port = server.bind(HOST, 0)
             await server.start()

@@ -30,7 +30,7 @@ from common.grpc_options import channel_options
 from common.grpc_server import make_server
 from common.log import configure_logging, get_logger
 from common.metrics import AttemptMetricsCollector, NamedMetrics
-from common.metrics_server import METRICS_OFF, MetricsServer
+from common.metrics_server import METRICS_OFF, MetricsServer, Pages
 from common.pb import internal_pb2, internal_pb2_grpc
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.errors import ConfigurationError, Unauthenticated
@@ -121,13 +121,13 @@ def test_metrics_endpoint() -> None:
     ]
     registry = CollectorRegistry()
     registry.register(AttemptMetricsCollector(lambda: tuple(attempts)))
-    server = MetricsServer(registry, "127.0.0.1", 0)
+    server = MetricsServer(Pages(registry), "127.0.0.1", 0)
     port = server.start()
     try:
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
             text = page.read().decode()
         with pytest.raises(ConfigurationError, match="cannot listen"):
-            MetricsServer(registry, "127.0.0.1", port).start()
+            MetricsServer(Pages(registry), "127.0.0.1", port).start()
     finally:
         server.stop()
     server.stop()
@@ -148,7 +148,7 @@ def test_metrics_endpoint() -> None:
     assert (watermark, "0") not in samples
     assert samples[watermark, "1"] == float("inf")
     assert samples[watermark, "2"] == 2.5
-    assert MetricsServer(registry, "127.0.0.1", METRICS_OFF).start() == METRICS_OFF
+    assert MetricsServer(Pages(registry), "127.0.0.1", METRICS_OFF).start() == METRICS_OFF
     with socket.create_server(("127.0.0.1", port)):
         pass  # the port is free again
 

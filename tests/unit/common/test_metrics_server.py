@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from common.metrics_server import CONNECTIONS_MAX, MetricsServer
+from common.metrics_server import CONNECTIONS_MAX, MetricsServer, Pages
 
 why = [""]
 
@@ -26,7 +26,7 @@ why = [""]
 def port() -> Iterator[int]:
     registry = CollectorRegistry()
     Gauge("some", "A gauge.", registry=registry).set(7)
-    server = MetricsServer(registry, "127.0.0.1", 0, why_not_serving=lambda: why[0], deadline_s=0.5)
+    server = MetricsServer(Pages(registry, lambda: why[0]), "127.0.0.1", 0, deadline_s=0.5)
     yield server.start()
     server.stop()
 

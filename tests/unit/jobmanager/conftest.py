@@ -263,14 +263,14 @@ class Cluster:
 
     def __init__(self, jobmanager: RunningJobManager, tasks: asyncio.TaskGroup) -> None:
         self.jobmanager = jobmanager
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{jobmanager.port}")
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{jobmanager.ports.port}")
         self.client = client_pb2_grpc.JobManagerStub(self.channel)
         self.taskmanagers: list[FakeTaskManager] = []
         self._tasks = tasks
         self.background: list[asyncio.Task[None]] = []
 
     async def add(self, taskmanager_id: str, slots: int = 2, **fields: Any) -> FakeTaskManager:
-        taskmanager = FakeTaskManager(taskmanager_id, self.jobmanager.port, slots)
+        taskmanager = FakeTaskManager(taskmanager_id, self.jobmanager.ports.port, slots)
         for name, value in fields.items():
             setattr(taskmanager, name, value)
         self.taskmanagers.append(taskmanager)

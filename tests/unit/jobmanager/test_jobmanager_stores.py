@@ -166,7 +166,7 @@ def test_a_call_without_the_token_is_refused(
     async def call() -> grpc.StatusCode:
         async with (
             serving(config(), tmp_path, SystemClock()) as jobmanager,
-            grpc.aio.insecure_channel(f"127.0.0.1:{jobmanager.port}") as channel,
+            grpc.aio.insecure_channel(f"127.0.0.1:{jobmanager.ports.port}") as channel,
         ):
             client = client_pb2_grpc.JobManagerStub(channel)
             with pytest.raises(grpc.aio.AioRpcError) as error:

@@ -125,7 +125,13 @@ def test_output_that_may_be_there_twice_is_named(
 
 async def check_command(cluster: Any, command: str, repeated: client_pb2.RepeatedOutput) -> None:
     def call(*options: str) -> str:
-        arguments = [command, JOB, "--jobmanager", f"127.0.0.1:{cluster.jobmanager.port}", *options]
+        arguments = [
+            command,
+            JOB,
+            "--jobmanager",
+            f"127.0.0.1:{cluster.jobmanager.ports.port}",
+            *options,
+        ]
         result = CliRunner().invoke(main, arguments)
         assert result.exit_code == 0, result.output
         return result.output

@@ -257,7 +257,7 @@ def jobmanager(directory: Path) -> Iterator[str]:
             }
         )
         async with serving(config, directory, SystemClock()) as running:
-            address.set_result(f"127.0.0.1:{running.port}")
+            address.set_result(f"127.0.0.1:{running.ports.port}")
             await stop.wait()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
