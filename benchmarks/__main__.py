@@ -18,6 +18,7 @@ from benchmarks.rescale import run_rescale
 from benchmarks.spark import ROWS as SPARK_ROWS
 from benchmarks.spark import run_spark
 from benchmarks.state_benchmarks import StateSettings
+from benchmarks.store_restore import run_store_restore
 from benchmarks.trickle import run_trickle
 from benchmarks.workloads import WORKLOADS
 
@@ -68,7 +69,11 @@ _COLUMNS = (
 @click.argument(
     "workload",
     type=click.Choice(
-        [*WORKLOADS, *_STATE_WORKLOADS, "recovery", "spark", "trickle", "json", "limit", "all"]
+        [
+            *WORKLOADS,
+            *_STATE_WORKLOADS,
+            *("restore-s3", "recovery", "spark", "trickle", "json", "limit", "all"),
+        ]
     ),
 )
 @click.option(
@@ -80,7 +85,7 @@ _COLUMNS = (
 @click.option(
     "--parallelism",
     type=click.IntRange(1),
-    help="1; checkpoint, restore, rescale, spark, trickle 2; alignment, recovery 4.",
+    help="1; checkpoint, restore, restore-s3, rescale, spark, trickle 2; alignment, recovery 4.",
 )
 @click.option("--backend", type=click.Choice(["hashmap", "rocksdb"]), default="hashmap")
 @click.option("--checkpoint-interval", help='"1s", or "none" (alignment, recovery, trickle: 1s).')
@@ -111,6 +116,12 @@ _COLUMNS = (
     help="Run each time without checkpoints, too; with --exchange, pipelined too, and both without"
     " pre-aggregation.",
 )
+@click.option(
+    "--s3",
+    default="s3://bench/restore",
+    show_default=True,
+    help="Of restore-s3: where; reached as AWS_ENDPOINT_URL and so on say.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run.")
 def main(
     workload: str,
@@ -127,6 +138,7 @@ def main(
     repeat: int,
     exchange: str | None,
     pairs: bool,
+    s3: str,
     as_json: bool,
 ) -> None:
     """Measure a workload, or all those of docs/benchmarks.md."""
@@ -137,6 +149,10 @@ def main(
         )
         of_state = keys or (_ALIGNED_KEYS if is_aligned else _STATE_KEYS[state])
         found = _STATE_WORKLOADS[workload](StateSettings(settings, of_state, state, load), repeat)
+    elif workload == "restore-s3":
+        settings = JobSettings(parallelism or 2, backend, "1h")
+        of_state = keys or _STATE_KEYS["numbers"]
+        found = run_store_restore(StateSettings(settings, of_state, "numbers"), s3, repeat)
     elif workload == "recovery":
         settings = JobSettings(
             pipelines or parallelism or 4,
@@ -169,7 +185,7 @@ def main(
 
 def _print_table(results: list[dict[str, Any]]) -> None:
     """One line per result; results with fields of their own one line per field."""
-    if results[0]["workload"] in {*_STATE_WORKLOADS, "recovery", "spark", "trickle"}:
+    if results[0]["workload"] in {*_STATE_WORKLOADS, "restore-s3", "recovery", "spark", "trickle"}:
         table = Table("field", *(f"run {number + 1}" for number in range(len(results))), box=None)
         for name, first in results[0].items():
             if first is not None:

@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,13 +110,14 @@ def run_restore(settings: StateSettings, repeat: int) -> Iterator[dict[str, Any]
             checkpoints = summarize(job.handle.checkpoints())
             before = job.gate.rows_written
             job.gate.limit = ENDLESS
+            attempts = attempts_of(job)
             killed_at = time.monotonic()
             for pid in slot_pids(job.cluster):
                 os.kill(pid, signal.SIGKILL)
             # What the dead had written since is no sign of life of the new ones.
-            initializing_at = _when(job, client_pb2.ATTEMPT_STATE_INITIALIZING)
+            initializing_at = when_all(job, client_pb2.ATTEMPT_STATE_INITIALIZING, attempts)
             before = job.gate.rows_written
-            running_at = _when(job, client_pb2.ATTEMPT_STATE_RUNNING)
+            running_at = when_all(job, client_pb2.ATTEMPT_STATE_RUNNING, attempts)
             deadline = time.monotonic() + TIMEOUT_S
             while any(now <= then for now, then in zip(job.gate.rows_written, before, strict=True)):
                 job.check(deadline)
@@ -230,19 +231,26 @@ def _objects(rows: ps.Stream) -> ps.Stream:
     return rows.key_by("key").process(Totals(), schema=TOTALS_SCHEMA).uid("state")
 
 
-def _when(job: GatedJob, state: client_pb2.AttemptState.ValueType) -> float:
-    """When all attempts of the restarted job have come this far."""
+def attempts_of(job: GatedJob) -> list[int]:
+    """The numbers of the attempts of all subtasks."""
+    return [subtask.attempt for vertex in job.details().vertices for subtask in vertex.subtasks]
+
+
+def when_all(
+    job: GatedJob, state: client_pb2.AttemptState.ValueType, attempts: Sequence[int]
+) -> float:
+    """When an attempt of each subtask has come this far.
+
+    Args:
+        attempts: that do not count, nor do older ones.
+    """
     deadline = time.monotonic() + TIMEOUT_S
     while True:
-        details = job.details()
-        states = [
-            subtask.state
-            for vertex in details.vertices
-            for subtask in vertex.subtasks
-            if subtask.attempt > 0
-        ]
-        subtask_count = sum(len(vertex.subtasks) for vertex in details.vertices)
-        if len(states) == subtask_count and all(found >= state for found in states):
+        subtasks = [one for vertex in job.details().vertices for one in vertex.subtasks]
+        if all(
+            one.attempt > old and one.state >= state
+            for one, old in zip(subtasks, attempts, strict=True)
+        ):
             return time.monotonic()
         job.check(deadline)
 

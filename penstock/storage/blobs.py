@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -54,6 +54,10 @@ class SnapshotCopy(Protocol):
         """There is no such file."""
 
 
+HandleRange = tuple[checkpoint_pb2.StateHandle, int, int]
+"""Of the bytes of a handle: offset and size in bytes."""
+
+
 class SnapshotReader(Protocol):
     """Reads what a ``SnapshotWriter`` has written."""
 
@@ -68,6 +72,16 @@ class SnapshotReader(Protocol):
 
     def read_range(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
         """A part of the bytes of a handle; not checked against the checksum."""
+
+    def read_ranges(self, wanted: Iterable[HandleRange]) -> Generator[bytes]:
+        """``read_range`` for several, in order; of those whose store is far away the next ones are on their way
+        meanwhile, so that who checks and decodes them does not wait for each.
+
+        Raises:
+            StoreNotFound, StoreCorrupt, StoreTransient: as ``read_range``.
+        """
+        for one in wanted:
+            yield self.read_range(*one)
 
     def fetch(self, handle: checkpoint_pb2.StateHandle, target: Path) -> None:
         """Puts the bytes of a handle, checked, into a file that is new and that nobody will change: it may

@@ -19,7 +19,11 @@ TEMPORARY_AGE_MAX_MS: Final = 3_600_000
 FIRST_ANSWER_MS: Final = 5_000
 """Whoever names a wrong address is to hear of it; what has answered once is waited for as configured."""
 
-_COPIED_BYTES: Final = 8 << 20
+RANGE_BYTES: Final = 8 << 20
+"""What is best read at once, or as several of this size at the same time."""
+
+Range = tuple[str, int, int]
+"""Of an object: its path, offset and size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +73,14 @@ class ObjectStore(Protocol):
             StoreTransient: it cannot be read now.
         """
 
-    def parts(self, path: str, offset: int, size_bytes: int) -> Generator[bytes]:
-        """A range of an object part by part; where the store is far away, some of what follows is on its way meanwhile.
+    def ranges(self, wanted: Iterable[Range]) -> Generator[bytes]:
+        """Ranges of objects, in order; where the store is far away, some of what follows is on its way meanwhile.
 
         Raises:
             StoreNotFound, StoreCorrupt, StoreTransient: as ``read``.
         """
-        end = offset + size_bytes
-        for start in range(offset, end, _COPIED_BYTES):
-            yield self.read(path, start, min(_COPIED_BYTES, end - start))
+        for one in wanted:
+            yield self.read(*one)
 
     def sizes(self, paths: Iterable[str]) -> Mapping[str, int]:
         """Sizes in bytes of these objects, as far as they are there; lists nothing.
@@ -195,6 +198,18 @@ class ObjectStore(Protocol):
         """
 
 
+def ranges_of(path: str, offset: int, size_bytes: int) -> Iterator[Range]:
+    """A range, cut into such as are best read at once.
+
+    Example:
+        >>> [*ranges_of("one", 100, RANGE_BYTES + 20)]
+        [('one', 100, 8388608), ('one', 8388708, 20)]
+    """
+    end = offset + size_bytes
+    for start in range(offset, end, RANGE_BYTES):
+        yield path, start, min(RANGE_BYTES, end - start)
+
+
 def delete_all(store: ObjectStore, paths: Iterable[str]) -> None:
     """Removes objects.
 
@@ -226,5 +241,5 @@ def _parts(store: ObjectStore, path: str) -> Iterator[bytes]:
     [size] = [one.size_bytes for one in store.list(path) if one.path == path] or [0]
     if not size:
         yield store.get(path)
-    for offset in range(0, size, _COPIED_BYTES):
-        yield store.read(path, offset, min(_COPIED_BYTES, size - offset))
+    for offset in range(0, size, RANGE_BYTES):
+        yield store.read(path, offset, min(RANGE_BYTES, size - offset))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,13 +13,12 @@ import pyarrow as pa
 from penstock.errors import StoreCorrupt
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
+from penstock.storage.object_store import RANGE_BYTES
 
 WIDTH: Final = b"width"
 """In the metadata of a column of narrow integers: the type that it has in the table."""
 CHECKSUM_BYTES: Final = 4
 """Behind the last batch of a segment that has no parts."""
-READ_BYTES: Final = 16 << 20
-"""Of parts that are read at once; more only where one has more."""
 
 _READ_OPTIONS: Final = pa.ipc.IpcReadOptions(use_threads=False)
 
@@ -65,45 +65,65 @@ def parts_of(segment: checkpoint_pb2.StateSegment) -> tuple[SegmentPart, ...]:
     )
 
 
-def segment_batches(
-    reader: SnapshotReader, place: SegmentPlace, key_groups: range
-) -> Iterator[pa.RecordBatch]:
-    """The batches of a segment that may have rows of some key-groups; bytes of others are not read.
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What is read at once: parts of a segment that lie one behind the other, or one that has none.
 
-    Raises:
-        StoreCorrupt: something of it is not what was written.
-        StoreNotFound, StoreTransient: it cannot be read.
+    Attributes:
+        first, count: of the parts.
+        start, size_bytes: within the segment.
     """
-    if not place.parts:
-        if place.size_bytes:
-            data = reader.read_range(place.handle, place.offset, place.size_bytes)
+
+    place: SegmentPlace
+    first: int
+    count: int
+    start: int
+    size_bytes: int
+
+    def batches(self, data: bytes) -> Iterator[pa.RecordBatch]:
+        """What has been read, checked."""
+        place, offset = self.place, 0
+        if not place.parts:
             content = memoryview(data)[:-CHECKSUM_BYTES]
             stored = int.from_bytes(data[-CHECKSUM_BYTES:], "little")
             _check(content, stored, place, (0, place.size_bytes), "")
             yield from read_segment(content)
-        return
-    for first, count, start, size_bytes in _reads(place.parts, key_groups):
-        data = reader.read_range(place.handle, place.offset + start, size_bytes)
-        offset = 0
-        for index in range(first, first + count):
+        for index in range(self.first, self.first + self.count):
             part = place.parts[index]
             content = memoryview(data)[offset : offset + part.size_bytes]
             which = f"part {index} of {len(place.parts)}, "
             which += f"key-groups {part.first_key_group} to {part.last_key_group}, "
-            _check(content, part.checksum, place, (start + offset, part.size_bytes), which)
+            _check(content, part.checksum, place, (self.start + offset, part.size_bytes), which)
             offset += part.size_bytes
             yield from read_segment(content)
 
 
-def _reads(parts: Sequence[SegmentPart], key_groups: range) -> Iterator[tuple[int, int, int, int]]:
-    """What is read at once: the first part, how many, and their first byte and size within the segment."""
+def chain_batches(
+    reader: SnapshotReader, chain: Iterable[SegmentPlace], key_groups: range
+) -> Iterator[pa.RecordBatch]:
+    """The batches of segments that may have rows of some key-groups, in order; bytes of others are not read.
+
+    Raises:
+        StoreCorrupt: something of them is not what was written.
+        StoreNotFound, StoreTransient: they cannot be read.
+    """
+    reads = [one for place in chain for one in _reads(place, key_groups)]
+    ranges = [(one.place.handle, one.place.offset + one.start, one.size_bytes) for one in reads]
+    with closing(reader.read_ranges(ranges)) as contents:
+        for one, data in zip(reads, contents, strict=True):
+            yield from one.batches(data)
+
+
+def _reads(place: SegmentPlace, key_groups: range) -> Iterator[_Read]:
+    if not place.parts and place.size_bytes:
+        yield _Read(place, 0, 0, 0, place.size_bytes)
     first = count = start = size_bytes = position = 0
-    for index, part in enumerate(parts):
+    for index, part in enumerate(place.parts):
         is_wanted = (
             part.first_key_group < key_groups.stop and part.last_key_group >= key_groups.start
         )
-        if count and (not is_wanted or size_bytes + part.size_bytes > READ_BYTES):
-            yield first, count, start, size_bytes
+        if count and (not is_wanted or size_bytes + part.size_bytes > RANGE_BYTES):
+            yield _Read(place, first, count, start, size_bytes)
             count = size_bytes = 0
         if is_wanted:
             if not count:
@@ -112,7 +132,7 @@ def _reads(parts: Sequence[SegmentPart], key_groups: range) -> Iterator[tuple[in
             size_bytes += part.size_bytes
         position += part.size_bytes
     if count:
-        yield first, count, start, size_bytes
+        yield _Read(place, first, count, start, size_bytes)
 
 
 def _check(

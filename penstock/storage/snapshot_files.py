@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -33,9 +33,15 @@ from penstock.errors import (
     StoreTransient,
 )
 from penstock.pb import checkpoint_pb2
-from penstock.storage.blobs import Blob, SnapshotCopy, SnapshotReader, SnapshotWriter
+from penstock.storage.blobs import (
+    Blob,
+    HandleRange,
+    SnapshotCopy,
+    SnapshotReader,
+    SnapshotWriter,
+)
 from penstock.storage.object_paths import check_path
-from penstock.storage.object_store import ObjectStore
+from penstock.storage.object_store import ObjectStore, Range, ranges_of
 from penstock.storage.open_store import open_store, substore
 
 SHARED_DIRECTORY: Final = "shared"
@@ -231,9 +237,8 @@ class StoreSnapshotReader(SnapshotReader):
         try:
             with _naming(handle), target.open("wb") as file:
                 # What follows is on its way while the disk takes this.
-                for part in self._store_of(handle).parts(
-                    handle.path, handle.offset, handle.size_bytes
-                ):
+                wanted = ranges_of(handle.path, handle.offset, handle.size_bytes)
+                for part in self._store_of(handle).ranges(wanted):
                     checksum = zlib.crc32(part, checksum)
                     file.write(part)
             _check_checksum(handle, checksum)
@@ -243,14 +248,18 @@ class StoreSnapshotReader(SnapshotReader):
 
     @override
     def read_range(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
-        if min(offset, size_bytes) < 0 or offset + size_bytes > handle.size_bytes:
-            raise StoreCorrupt(
-                f"{_where(handle)} has {handle.size_bytes} bytes: {size_bytes} bytes at {offset} "
-                "within it are referred to"
-            )
+        _check_within(handle, offset, size_bytes)
         if handle.path:
             return self._stored(handle, handle.offset + offset, size_bytes)
         return handle.inline[offset : offset + size_bytes]
+
+    @override
+    def read_ranges(self, wanted: Iterable[HandleRange]) -> Generator[bytes]:
+        for store, group in itertools.groupby(wanted, lambda one: self._far_store(one[0])):
+            if store is None:
+                yield from (self.read_range(*one) for one in group)
+            else:
+                yield from store.ranges(_range_in_store(*one) for one in group)
 
     @override
     def fetch_all(self, wanted: Mapping[Path, checkpoint_pb2.StateHandle]) -> None:
@@ -267,6 +276,11 @@ class StoreSnapshotReader(SnapshotReader):
         store = self._store_of(handle)
         with _naming(handle):
             return store.read(handle.path, offset, size_bytes)
+
+    def _far_store(self, handle: checkpoint_pb2.StateHandle) -> ObjectStore | None:
+        """The store of a handle, where reading ahead helps."""
+        store = self._store_of(handle) if handle.path else None
+        return None if store is None or store.files_at_once == 1 else store
 
     def _store_of(self, handle: checkpoint_pb2.StateHandle) -> ObjectStore:
         store = self._opened(handle.store) if handle.store else self._store
@@ -286,6 +300,22 @@ def _naming(handle: checkpoint_pb2.StateHandle) -> Iterator[None]:
         yield
     except ValueError as error:
         raise StoreCorrupt(f"{_where(handle)}: the reference is damaged: {error}") from error
+
+
+def _check_within(handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> None:
+    if min(offset, size_bytes) < 0 or offset + size_bytes > handle.size_bytes:
+        raise StoreCorrupt(
+            f"{_where(handle)} has {handle.size_bytes} bytes: {size_bytes} bytes at {offset} "
+            "within it are referred to"
+        )
+
+
+def _range_in_store(handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> Range:
+    _check_within(handle, offset, size_bytes)
+    with _naming(handle):
+        if handle.offset < 0:
+            raise ValueError(f"no range begins at {handle.offset}")
+        return handle.path, handle.offset + offset, size_bytes
 
 
 def _check_checksum(handle: checkpoint_pb2.StateHandle, found: int) -> None:

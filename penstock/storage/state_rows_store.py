@@ -35,7 +35,7 @@ from penstock.storage.keyed_state import StatePieces, StoredKeyedState, shown_ro
 from penstock.storage.run_columns import TIMER_KIND, within
 from penstock.storage.run_lists import marked
 from penstock.storage.run_merge import identity_of, latest, merged_at_once, whole_lists
-from penstock.storage.run_reader import SegmentPlace, parts_of, segment_batches
+from penstock.storage.run_reader import SegmentPlace, chain_batches, parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +166,8 @@ class StateRows:
         places = [_place(state, piece, one) for one in segments]
         identity = identity_of(state.kind, piece.schema)
         for key_groups in merged_at_once([place.parts for place in places], wanted):
-            read = (
-                within(batch, key_groups)
-                for place in places
-                for batch in segment_batches(self._reader, place, key_groups)
-            )
+            batches = chain_batches(self._reader, places, key_groups)
+            read = (within(batch, key_groups) for batch in batches)
             yield from latest(list(read), identity) if identity else read
 
 

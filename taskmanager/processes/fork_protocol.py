@@ -33,10 +33,12 @@ class Fork:
     Attributes:
         request_id: numbers requests.
         process: a ``ProcessKind``.
+        preload: a module that is imported first, here and so once; "" = none.
     """
 
     request_id: int
     process: str
+    preload: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,12 @@ class Forkserver:
         return True
 
     def _fork(self, request: Fork, descriptors: Sequence[int]) -> Report:
+        if request.preload and request.preload not in sys.modules:
+            try:
+                importlib.import_module(request.preload)
+            except ImportError as error:
+                return ForkFailed(request.request_id, f"{request.preload}: {error}")
+            gc.freeze()
         threads = thread_count()
         if threads != 1:
             return ForkFailed(

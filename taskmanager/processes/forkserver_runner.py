@@ -145,11 +145,16 @@ class ForkserverRunner:
             await self._discard()
 
     async def fork(
-        self, descriptors: Sequence[int], kind: ProcessKind = ProcessKind.SLOT
+        self,
+        descriptors: Sequence[int],
+        kind: ProcessKind = ProcessKind.SLOT,
+        *,
+        preload: str = "",
     ) -> ForkedChild:
         """Forks a process; waits while a forkserver is being started.
 
         Args:
+            preload: a module that the process will need and that is slow to import; "" = none.
             kind: what it is to be.
             descriptors: control socket, log file[, terminal]; the caller closes its own copies.
 
@@ -166,7 +171,7 @@ class ForkserverRunner:
         generation.requests[request_id] = _Request(kind, answer)
         # The caller may close its descriptors before the message has left.
         copies = tuple(os.dup(descriptor) for descriptor in descriptors)
-        self._send(generation, Fork(request_id, kind), copies)
+        self._send(generation, Fork(request_id, kind, preload), copies)
         try:
             await asyncio.wait([answer])
         except asyncio.CancelledError:

@@ -9,6 +9,7 @@ from pathlib import Path
 from common.names import require_name
 from common.pb import internal_pb2
 from penstock.config import Configuration
+from penstock.storage.open_store import is_s3
 from taskmanager.network.gateway import Gateway
 from taskmanager.slots.artifact_cache_store import JobFiles
 
@@ -99,3 +100,16 @@ class SlotEnvironment:
             gateway_unix_path=gateway.unix_path if gateway else "",
             gateway_port=gateway.port if gateway else 0,
         )
+
+
+def preloaded(config: Configuration) -> str:
+    """The module that slots of a job import before they are forked, since it is slow; "" = none.
+
+    Args:
+        config: of the job.
+
+    Example:
+        >>> preloaded(Configuration.from_mapping({"execution.checkpointing.dir": "s3://bucket/kept"}))
+        'penstock.storage.s3.library'
+    """
+    return "penstock.storage.s3.library" if is_s3(config.execution_checkpointing_dir) else ""

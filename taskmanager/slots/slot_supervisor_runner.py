@@ -33,7 +33,7 @@ from taskmanager.processes.slot_channel import SlotChannel
 from taskmanager.slots.artifact_cache_store import ArtifactCache
 from taskmanager.slots.attempt_table import JobAttemptKey, key_of, state_event
 from taskmanager.slots.requirements import check_requirements
-from taskmanager.slots.slot_environment import SlotEnvironment
+from taskmanager.slots.slot_environment import SlotEnvironment, preloaded
 from taskmanager.slots.slot_process_runner import ReportEvent, SlotProcessRunner, TakeResults
 from taskmanager.slots.slot_table import SlotTable
 
@@ -242,7 +242,7 @@ class SlotSupervisor:
         if self._environment.terminal_fd is not None:
             descriptors.append(self._environment.terminal_fd)
         try:
-            child = await self._forkserver.fork(descriptors)
+            child = await self._forkserver.fork(descriptors, preload=preloaded(slot.config))
             try:
                 channel = await SlotChannel.open(ours)
             except BaseException:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from typing_extensions import override
 
 from penstock.pb import checkpoint_pb2
-from penstock.storage.blobs import SnapshotReader
+from penstock.storage.blobs import HandleRange, SnapshotReader
 from taskmanager.snapshot.local_copies_store import LocalCopies
 
 _READ_BYTES: Final = 4 << 20
@@ -62,6 +63,14 @@ class LocalFirstReader(SnapshotReader):
         return self._store.read_range(handle, offset, size_bytes)
 
     @override
+    def read_ranges(self, wanted: Iterable[HandleRange]) -> Generator[bytes]:
+        for path, group in itertools.groupby(wanted, lambda one: self._copy(one[0])):
+            if path is None:
+                yield from self._store.read_ranges(self._counted(group))
+            else:
+                yield from (self.read_range(*one) for one in group)
+
+    @override
     def fetch(self, handle: checkpoint_pb2.StateHandle, target: Path) -> None:
         path = self._copy(handle)
         if path is not None and _take(path, target):
@@ -94,6 +103,12 @@ class LocalFirstReader(SnapshotReader):
             path.unlink(missing_ok=True)
             self.local_bytes -= self._unread.pop(path).size_bytes
         return bool(damaged)
+
+    def _counted(self, wanted: Iterable[HandleRange]) -> Iterator[HandleRange]:
+        """What is read from the store, counted as it is asked for."""
+        for one in wanted:
+            self._count_store(one[0], one[2])
+            yield one
 
     def _count_store(self, handle: checkpoint_pb2.StateHandle, size_bytes: int) -> None:
         if handle.path:

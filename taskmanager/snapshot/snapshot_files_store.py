@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -14,7 +14,7 @@ from typing_extensions import override
 from common.pb import internal_pb2
 from penstock.errors import TaskFailure
 from penstock.pb import checkpoint_pb2
-from penstock.storage.blobs import SnapshotCopy, SnapshotReader, SnapshotWriter
+from penstock.storage.blobs import HandleRange, SnapshotCopy, SnapshotReader, SnapshotWriter
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import open_store
 from penstock.storage.savepoint import STATE_DIRECTORY
@@ -188,6 +188,13 @@ class _EndingReader(SnapshotReader):
     def read_range(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
         self._check()
         return self._reader.read_range(handle, offset, size_bytes)
+
+    @override
+    def read_ranges(self, wanted: Iterable[HandleRange]) -> Generator[bytes]:
+        self._check()
+        for content in self._reader.read_ranges(wanted):
+            yield content
+            self._check()
 
     @override
     def fetch(self, handle: checkpoint_pb2.StateHandle, target: Path) -> None:

@@ -1,7 +1,8 @@
 """A real S3 server: Ceph's object gateway with one monitor and one store, as plain processes.
 
 It checks signatures, honours the conditions of PutObject, and what it has answered survives SIGKILL of its
-processes, which can be started again on the same data.
+processes, which can be started again on the same data. ``python -m tests.support.radosgw BUCKET COMMAND ...`` runs a command
+beside one, whose environment says how it is reached.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +23,6 @@ from tests.support.servers import free_port, require, wait_for
 
 ACCESS_KEY = "test"
 SECRET_KEY = "testtest"
-_STORE_BYTES = 2 << 30
 _START_TIMEOUT_S = 60.0
 _COMMAND_TIMEOUT_S = 60.0
 
@@ -30,12 +32,14 @@ class RadosGateway:
 
     Args:
         root: for its data, its configuration and its logs; short, since sockets lie in it.
+        store_bytes: that it may hold.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, store_bytes: int = 2 << 30) -> None:
         for command in ("radosgw", "ceph-mon", "ceph-osd", "ceph", "radosgw-admin"):
             require(command)
         self._root = root
+        self.store_bytes = store_bytes
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.port = free_port()
         self._fsid = str(uuid.uuid4())
@@ -177,9 +181,9 @@ def s3_client(endpoint: str, access_key: str = ACCESS_KEY, secret_key: str = SEC
     )
 
 
-_CONFIGURATION = f"""[global]
-fsid = {{self._fsid}}
-mon host = {{self._monitor}}
+_CONFIGURATION = """[global]
+fsid = {self._fsid}
+mon host = {self._monitor}
 ms bind msgr1 = false
 public addr = 127.0.0.1
 cluster addr = 127.0.0.1
@@ -196,25 +200,25 @@ mon osd full ratio = .97
 mon osd nearfull ratio = .90
 mon data avail crit = 1
 mon data avail warn = 2
-run dir = {{root}}
-admin socket = {{root}}/$name.asok
-log file = {{root}}/$name.log
-pid file = {{root}}/$name.pid
-keyring = {{root}}/keyring
+run dir = {root}
+admin socket = {root}/$name.asok
+log file = {root}/$name.log
+pid file = {root}/$name.pid
+keyring = {root}/keyring
 [mon.a]
-mon data = {{root}}/mon
+mon data = {root}/mon
 [osd]
-osd data = {{root}}/osd
+osd data = {root}/osd
 osd objectstore = bluestore
-bluestore block size = {_STORE_BYTES}
+bluestore block size = {self.store_bytes}
 bluestore block create = true
 osd memory target = 939524096
 osd op num shards = 2
 osd op num threads per shard = 1
 [client.rgw]
-keyring = {{root}}/keyring
-rgw data = {{root}}/rgw
-rgw frontends = beast endpoint=127.0.0.1:{{self.port}}
+keyring = {root}/keyring
+rgw data = {root}/rgw
+rgw frontends = beast endpoint=127.0.0.1:{self.port}
 rgw enable usage log = false
 rgw enable ops log = false
 rgw thread pool size = 64
@@ -222,3 +226,23 @@ rgw run sync thread = false
 rgw enable apis = s3, admin
 rgw dns name = localhost
 """
+
+
+def main(bucket: str, command: list[str]) -> int:
+    """Runs a command beside a server with a bucket; returns its status."""
+    with (
+        tempfile.TemporaryDirectory(prefix="rgw-") as root,
+        RadosGateway(Path(root), 16 << 30).running() as server,
+    ):
+        server.client().create_bucket(Bucket=bucket)
+        access = {
+            "AWS_ENDPOINT_URL": server.endpoint,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        }
+        return subprocess.run(command, env={**os.environ, **access}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -144,7 +144,11 @@ class SimulatedForkserver:
         self.die()
 
     async def fork(
-        self, descriptors: Sequence[int], kind: ProcessKind = ProcessKind.SLOT
+        self,
+        descriptors: Sequence[int],
+        kind: ProcessKind = ProcessKind.SLOT,
+        *,
+        preload: str = "",
     ) -> ForkedChild:
         """See ``ForkserverRunner``."""
         if not self.is_alive:

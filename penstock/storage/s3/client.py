@@ -50,9 +50,10 @@ class S3Connection:
 
     @cached_property
     def _session(self) -> Any:
-        import boto3  # slow, and most processes never need it
+        # Slow, and most processes never need it.
+        from penstock.storage.s3.library import new_session
 
-        return boto3.session.Session()
+        return new_session()
 
     @cached_property
     def _client(self) -> Any:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future
-from itertools import islice
+from itertools import chain
 from typing import ClassVar, Final
 from urllib.parse import quote, unquote
 
@@ -21,9 +21,12 @@ from penstock.errors import StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.storage.object_paths import check_path, check_prefix
 from penstock.storage.object_store import (
     FIRST_ANSWER_MS,
+    RANGE_BYTES,
     TEMPORARY_AGE_MAX_MS,
     ObjectInfo,
     ObjectStore,
+    Range,
+    ranges_of,
 )
 from penstock.storage.request_counts import S3_REQUESTS
 from penstock.storage.s3.client import S3Connection, connection
@@ -35,7 +38,6 @@ from penstock.storage.s3.settings import S3Settings
 from penstock.storage.s3.swap import Conditions, prove_conditions, swap
 from penstock.storage.s3.upload import abandon, size_of, upload
 
-_RANGE_BYTES: Final = 8 << 20
 _PARTS_AHEAD: Final = 4
 """Of one reader: with three files at once more than there are threads for."""
 _RANGE_NOT_SATISFIABLE: Final = 416
@@ -84,37 +86,33 @@ class S3Store(ObjectStore):
         if size_bytes == 0:
             self._check_end(key, offset, 0)
             return b""
-        if size_bytes <= _RANGE_BYTES:
+        if size_bytes <= RANGE_BYTES:
             return self._range(key, offset, size_bytes)
-        end = offset + size_bytes
-        begun = [
-            self._connection.transfers.submit(
-                self._range, key, start, min(_RANGE_BYTES, end - start)
-            )
-            for start in range(offset, end, _RANGE_BYTES)
-        ]
-        try:
-            return b"".join([one.result() for one in begun])
-        finally:
-            for one in begun:
-                one.cancel()
+        [content] = self.ranges([(path, offset, size_bytes)])
+        return content
 
     @override
-    def parts(self, path: str, offset: int, size_bytes: int) -> Generator[bytes]:
-        key, end = self._key(path), offset + size_bytes
-        starts = iter(range(offset, end, _RANGE_BYTES))
-        begun: deque[Future[bytes]] = deque()
+    def ranges(self, wanted: Iterable[Range]) -> Generator[bytes]:
+        transfers, following = self._connection.transfers, iter(wanted)
+        begun: deque[list[Future[bytes]]] = deque()
         try:
             while True:
-                for start in islice(starts, _PARTS_AHEAD - len(begun)):
-                    size = min(_RANGE_BYTES, end - start)
-                    begun.append(self._connection.transfers.submit(self._range, key, start, size))
+                while sum(map(len, begun)) < _PARTS_AHEAD and (one := next(following, None)):
+                    key = self._key(one[0])
+                    begun.append(
+                        [
+                            transfers.submit(self._range, key, offset, size)
+                            for _, offset, size in ranges_of(*one)
+                        ]
+                    )
                 if not begun:
                     return
-                yield begun.popleft().result()
+                parts_of_one = [part.result() for part in begun[0]]
+                begun.popleft()
+                yield parts_of_one[0] if len(parts_of_one) == 1 else b"".join(parts_of_one)
         finally:
-            for one in begun:
-                one.cancel()
+            for part in chain.from_iterable(begun):
+                part.cancel()
 
     @override
     def sizes(self, paths: Iterable[str]) -> Mapping[str, int]:

@@ -17,7 +17,7 @@ from penstock.storage.blobs import SnapshotReader
 from penstock.storage.run_columns import BACKEND, CODEC, FORMATS_READ, within
 from penstock.storage.run_lists import marked, with_marks
 from penstock.storage.run_merge import identity_of, latest, merged_at_once
-from penstock.storage.run_reader import SegmentPlace, parts_of, segment_batches
+from penstock.storage.run_reader import SegmentPlace, chain_batches, parts_of
 from taskmanager.state.aggregate_change import AggregateChange, aggregate_change
 from taskmanager.state.hashmap.chains import Chain, Segment
 
@@ -57,8 +57,7 @@ class RestoredRows:
             StoreCorrupt: a file is not what was written.
             StoreNotFound: a file is gone.
         """
-        for segment in self.chain:
-            yield from self._rows(segment, self.key_groups)
+        yield from self._rows(self.chain, self.key_groups)
 
     def latest(self) -> Iterator[pa.RecordBatch]:
         """The rows that count, some key-groups after the others; of lists whole ones.
@@ -70,22 +69,24 @@ class RestoredRows:
         identity = identity_of(self.kind, self.schema)
         chain = [segment for segment in self.chain if segment.size_bytes]
         for key_groups in merged_at_once([segment.parts for segment in chain], self.key_groups):
-            rows = (batch for segment in chain for batch in self._rows(segment, key_groups))
+            rows = self._rows(chain, key_groups)
             counting = latest(list(rows), identity) if identity else rows
             yield from map(with_marks, counting) if self.kind == "list" else counting
 
-    def _rows(self, segment: Segment, key_groups: range) -> Iterator[pa.RecordBatch]:
-        place = SegmentPlace(
+    def _rows(self, chain: Iterable[Segment], key_groups: range) -> Iterator[pa.RecordBatch]:
+        for batch in chain_batches(self.reader, map(self._place, chain), key_groups):
+            rows = within(batch, key_groups)
+            if rows.num_rows:
+                yield with_marks(rows) if self.kind == "list" else rows
+
+    def _place(self, segment: Segment) -> SegmentPlace:
+        return SegmentPlace(
             self.files[segment.file].handle,
             segment.offset,
             segment.size_bytes,
             segment.parts,
             f"state of operator {self.operator!r}, file {segment.file}",
         )
-        for batch in segment_batches(self.reader, place, key_groups):
-            rows = within(batch, key_groups)
-            if rows.num_rows:
-                yield with_marks(rows) if self.kind == "list" else rows
 
 
 def restored_rows(

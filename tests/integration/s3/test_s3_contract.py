@@ -27,7 +27,9 @@ test_an_empty_object_is_an_object = of_stores.test_an_empty_object_is_an_object
 test_words_count_as_their_bytes = of_stores.test_words_count_as_their_bytes
 test_what_is_not_there = of_stores.test_what_is_not_there
 test_a_range_beyond_the_end_is_damage = of_stores.test_a_range_beyond_the_end_is_damage
-test_a_range_part_by_part = of_stores.test_a_range_part_by_part
+test_ranges_come_in_order_and_few_of_them_ahead = (
+    of_stores.test_ranges_come_in_order_and_few_of_them_ahead
+)
 test_listings_go_by_prefix = of_stores.test_listings_go_by_prefix
 test_deleted_is_deleted = of_stores.test_deleted_is_deleted
 test_many_are_deleted_at_once = of_stores.test_many_are_deleted_at_once

@@ -119,6 +119,17 @@ def test_a_damaged_copy_is_read_from_the_store(
     assert attempt.files.count_restored() == expected
 
 
+def test_ranges_come_from_copies_as_far_as_there_are_any(attempt: Attempt) -> None:
+    handles = list(attempt.write(1, ["x", "y", "z"]).values())
+    only_file(attempt, handles[1]).unlink()
+    wanted = [(handle, start, 5) for handle in handles for start in (0, 5)]
+    found = [*attempt.files.reader.read_ranges(wanted)]
+    assert found == [
+        content_of(name, 1)[start : start + 5] for name in ("x", "y", "z") for start in (0, 5)
+    ]
+    assert attempt.files.count_restored() == (20, 10)
+
+
 @pytest.mark.parametrize("damage", ["gone", "directory"])
 def test_a_copy_that_goes_after_it_was_looked_at_is_read_from_the_store(
     attempt: Attempt, tmp_path: Path, damage: str

@@ -21,6 +21,15 @@ _LENGTH = struct.Struct("<I")
 _CHILD = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"
 
 
+LATE_MODULE = "colorsys"
+
+
+def run_with_late_module(line: socket.socket) -> None:
+    """Succeeds where the module was there before it began."""
+    line.recv(1)
+    assert LATE_MODULE in sys.modules
+
+
 class FakeSlot:
     def __init__(self, line: socket.socket) -> None:
         self.line = line

@@ -23,15 +23,16 @@ from penstock.errors import StreamError, TaskFailure
 from taskmanager.daemon.slot_environment import slot_variables
 from taskmanager.processes import fork_protocol
 from taskmanager.processes.forkserver_runner import ForkedChild, ForkserverRunner
+from tests.unit.taskmanager_daemon.fake_slot import LATE_MODULE
 
 
 @asynccontextmanager
 async def forked(
-    runner: ForkserverRunner, log: Path
+    runner: ForkserverRunner, log: Path, preload: str = ""
 ) -> AsyncIterator[tuple[ForkedChild, socket.socket]]:
     ours, theirs = socket.socketpair()
     with ours, theirs, log.open("ab") as file:
-        child = await runner.fork([theirs.fileno(), file.fileno()])
+        child = await runner.fork([theirs.fileno(), file.fileno()], preload=preload)
         theirs.close()
         yield child, ours
 
@@ -120,6 +121,32 @@ def test_a_forkserver_with_threads_forks_nothing(tmp_path: Path, environment: An
             with pytest.raises(TaskFailure, match=r"has [23] threads"):
                 async with forked(runner, tmp_path / "s.log"):
                     pass
+        finally:
+            await runner.stop()
+
+    go(work)
+
+
+def test_what_some_need_is_imported_once_for_those_that_follow(
+    tmp_path: Path, environment: Any, go: Any
+) -> None:
+    async def work() -> None:
+        arguments = ["--entry", "fake_slot:run_with_late_module", "--preload", "", "--warm-up", ""]
+        runner = ForkserverRunner(
+            slot_variables(environment(), tmp_path), tmp_path / "f.log", arguments
+        )
+        await runner.start()
+        try:
+            async with forked(runner, tmp_path / "s.log") as (without, _):
+                pass
+            assert (await without.exited).status != 0
+            with pytest.raises(TaskFailure, match="no_such_module"):
+                async with forked(runner, tmp_path / "s.log", "no_such_module"):
+                    pass
+            for preload in (LATE_MODULE, ""):
+                async with forked(runner, tmp_path / "s.log", preload) as (child, _):
+                    pass
+                assert (await child.exited).status == 0
         finally:
             await runner.stop()
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock.errors import StoreCorrupt, StoreFull, StoreNotFound, StoreTransient
 from penstock.storage.local_store import LocalStore
 from penstock.storage.memory_store import MemoryStore
-from penstock.storage.object_store import ObjectStore, delete_all
+from penstock.storage.object_store import ObjectStore, Range, delete_all, ranges_of
 from tests.support.examples import examples
 
 MakeStore = Callable[[], ObjectStore]
@@ -93,22 +93,30 @@ def test_a_range_beyond_the_end_is_damage(store: ObjectStore) -> None:
             store.read("f", offset, size)
 
 
-def test_a_range_part_by_part(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.storage.object_store._COPIED_BYTES", 7)
-    monkeypatch.setattr("penstock.storage.s3.s3_store._RANGE_BYTES", 7)
+def test_ranges_come_in_order_and_few_of_them_ahead(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.storage.object_store.RANGE_BYTES", 7)
     content = bytes(range(100))
     store.put("a", [content])
+    store.put("b", [content[::-1]])
     for offset, size in ((0, 100), (3, 70), (99, 1), (50, 0)):
-        parts = list(store.parts("a", offset, size))
+        parts = list(store.ranges(ranges_of("a", offset, size)))
         assert b"".join(parts) == content[offset : offset + size]
         assert all(len(part) <= 7 for part in parts)
+    mixed = [("a", 10, 3), ("b", 0, 100), ("a", 0, 8), ("b", 99, 1)]  # larger ones, too
+    found = [*store.ranges(mixed)]
+    assert found == [content[10:13], content[::-1], content[:8], content[:1]]
     with pytest.raises(StoreCorrupt, match="a ends at 100"):
-        list(store.parts("a", 90, 11))
-    begun = store.parts("a", 0, 100)
-    assert next(begun) == content[:7]
-    begun.close()
+        list(store.ranges(ranges_of("a", 90, 11)))
     with pytest.raises(StoreNotFound):
-        list(store.parts("b", 0, 1))
+        list(store.ranges([("a", 0, 1), ("c", 0, 1)]))
+    asked: list[Range] = []
+    begun = store.ranges(asked.append(one) or one for one in ranges_of("a", 0, 100))  # type: ignore[func-returns-value]
+    assert next(begun) == content[:7]
+    assert len(asked) <= 4
+    begun.close()
+    assert len(asked) <= 4
 
 
 def test_listings_go_by_prefix(store: ObjectStore) -> None:

@@ -223,6 +223,34 @@ def test_every_altered_inline_byte_is_seen() -> None:
         reader.read(other)
 
 
+class FarStore(MemoryStore):
+    """One that is far away: what is read of it is asked for ahead."""
+
+    files_at_once = 3
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, FarStore])
+def test_ranges_of_many_handles_come_in_order(kind: type[MemoryStore]) -> None:
+    stores = {name: kind(1 << 20) for name in ("", "other")}
+    reader = StoreSnapshotReader(stores[""], stores.__getitem__)
+    handles, content = [], bytes(range(200))
+    for number, name in enumerate(("", "", "other", "")):
+        writer = PackedSnapshotWriter(stores[name], f"f{number}", 0)
+        handle = writer.write([blob("a", b"x" * 70), blob("b", content)])["b"]
+        handle.store = name
+        handles.append(handle)
+    handles.insert(2, checkpoint_pb2.StateHandle(inline=content, size_bytes=len(content)))
+    wanted = [(handle, start, 50) for handle in handles for start in (0, 150)]
+    assert [*reader.read_ranges(wanted)] == [content[:50], content[150:]] * 5
+    for offset, size, damage in ((0, 10, -100), (-1, 1, 0), (0, 201, 0)):
+        wrong = checkpoint_pb2.StateHandle()
+        wrong.CopyFrom(handles[1])
+        wrong.offset += damage
+        contents = reader.read_ranges([(handles[0], 0, 1), (wrong, offset, size)])
+        with pytest.raises(StoreCorrupt, match="shared/f1"):
+            list(contents)
+
+
 def test_references_that_cannot_be_are_damage(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     handle = written(store, 0)

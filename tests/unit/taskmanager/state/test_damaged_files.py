@@ -22,7 +22,7 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.codec import codec_of
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.run_columns import sorted_batch
-from penstock.storage.run_reader import SegmentPlace, segment_batches
+from penstock.storage.run_reader import SegmentPlace, chain_batches
 from penstock.storage.run_writer import SegmentWriter
 from penstock.storage.snapshot_files import StoreSnapshotReader
 from taskmanager.kernels import AccumulatorKind, encode_keys
@@ -140,10 +140,10 @@ def test_a_damaged_segment_is_refused() -> None:
         handle = checkpoint_pb2.StateHandle(inline=data, size_bytes=len(data))
         place = SegmentPlace(handle, 0, len(content), tuple(writer.parts), "file run-7")
         if data.startswith(content):
-            assert list(segment_batches(StoreSnapshotReader(None), place, range(GROUPS)))
+            assert list(chain_batches(StoreSnapshotReader(None), [place], range(GROUPS)))
             continue
         with pytest.raises(StoreCorrupt):
-            list(segment_batches(StoreSnapshotReader(None), place, range(GROUPS)))
+            list(chain_batches(StoreSnapshotReader(None), [place], range(GROUPS)))
 
 
 def entries(count: int, *, is_uniform: bool) -> SstEntries:

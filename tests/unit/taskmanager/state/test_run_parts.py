@@ -20,7 +20,7 @@ from penstock.errors import StoreCorrupt
 from penstock.pb import checkpoint_pb2
 from penstock.storage import run_writer
 from penstock.storage.run_columns import RUN_VERSION, sorted_batch, within
-from penstock.storage.run_reader import SegmentPlace, segment_batches
+from penstock.storage.run_reader import SegmentPlace, chain_batches
 from penstock.storage.run_writer import SegmentWriter
 from penstock.storage.snapshot_files import StoreSnapshotReader
 from taskmanager.kernels import AccumulatorKind, encode_keys
@@ -81,7 +81,7 @@ def test_a_range_has_its_rows_in_the_order_in_which_they_were_written(
     reader = StoreSnapshotReader(None)
     found = [
         row
-        for rows in segment_batches(reader, place_of(content, writer), key_groups)
+        for rows in chain_batches(reader, [place_of(content, writer)], key_groups)
         for row in within(rows, key_groups).to_pylist()
     ]
     wanted = [row for one in batches for row in one.to_pylist()]
@@ -101,9 +101,9 @@ def test_damage_of_any_part_is_told_with_the_file_and_the_part() -> None:
         place = place_of(bytes(damaged), writer)
         groups = f"key-groups {part.first_key_group} to {part.last_key_group}"
         with pytest.raises(StoreCorrupt, match=rf"part {index} of .*{groups}.*run-7"):
-            list(segment_batches(StoreSnapshotReader(None), place, range(GROUPS)))
+            list(chain_batches(StoreSnapshotReader(None), [place], range(GROUPS)))
         others = range(part.last_key_group + 1, GROUPS)
-        list(segment_batches(StoreSnapshotReader(None), place, others))
+        list(chain_batches(StoreSnapshotReader(None), [place], others))
 
 
 class CountingReader(StoreSnapshotReader):
@@ -163,8 +163,8 @@ def test_a_segment_of_before_is_read_whole_and_checked() -> None:
     content += zlib.crc32(content).to_bytes(4, "little")
     handle = checkpoint_pb2.StateHandle(inline=content, size_bytes=len(content))
     place = SegmentPlace(handle, 0, len(content), (), "file run-7")
-    (found,) = segment_batches(StoreSnapshotReader(None), place, range(GROUPS))
+    (found,) = chain_batches(StoreSnapshotReader(None), [place], range(GROUPS))
     assert found.equals(rows)
     handle.inline = content[:50] + b"?" + content[51:]
     with pytest.raises(StoreCorrupt, match="run-7"):
-        list(segment_batches(StoreSnapshotReader(None), place, range(GROUPS)))
+        list(chain_batches(StoreSnapshotReader(None), [place], range(GROUPS)))
