@@ -13,7 +13,7 @@ from common.clock import Clock
 from common.daemon_server import DaemonServer
 from common.log_keeper import LogKeeper
 from common.metrics_server import Pages
-from common.pb import internal_pb2_grpc
+from common.pb import internal_pb2, internal_pb2_grpc
 from common.tls.daemon_tls_runner import DaemonTls
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.dispatcher.drains_runner import DrainsRunner
@@ -22,6 +22,7 @@ from jobmanager.leadership.leadership_metrics import LeadershipCollector
 from jobmanager.leadership.leadership_numbers import LeadershipNumbers
 from jobmanager.metrics import build_registry
 from jobmanager.results.results_store import ResultsStore
+from jobmanager.rpc.leader_news_client import LeaderNewsClient
 from jobmanager.rpc.open_ports_runner import OpenPorts, open_ports
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler.cluster_runner import ClusterRunner
@@ -116,7 +117,7 @@ async def leading(
     artifacts = await asyncio.to_thread(_artifacts, storage)
     try:
         results = ResultsStore()
-        cluster = _cluster(config, ports.token, leader, tls, clock)
+        cluster = _cluster(config, ports, leader, tls, clock)
         traces = load_reporter(config, leader.cluster_id)
         store = _job_store(kept, leader)
         dispatcher = _dispatcher(config, cluster, artifacts, store, results, clock, traces)
@@ -215,9 +216,18 @@ def _dispatcher(
 
 
 def _cluster(
-    config: Configuration, token: str, leader: LeaderStore, tls: DaemonTls | None, clock: Clock
+    config: Configuration,
+    ports: OpenPorts,
+    leader: LeaderStore,
+    tls: DaemonTls | None,
+    clock: Clock,
 ) -> ClusterRunner:
-    cluster = ClusterRunner(config, _connect(config, token, leader, tls), clock)
+    news = internal_pb2.HearOfLeaderRequest(
+        leader_epoch=leader.epoch, cluster_id=leader.cluster_id, rpc_address=ports.address
+    )
+    tell_leader = LeaderNewsClient(news, ports.token, tls).tell
+    connect = _connect(config, ports.token, leader, tls)
+    cluster = ClusterRunner(config, connect, clock, tell_leader)
     spill = shared_spill(config.taskmanager_spill_shared_dir, leader.cluster_id)
     cluster.partitions.shared = spill
     return cluster

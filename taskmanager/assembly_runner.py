@@ -304,6 +304,7 @@ class TaskManagerAssembly:
             self._local_state_keeper,
             self._enter,
             site.logs_of_jobs,
+            lambda told: self._registered().hear_of_leader(told),
         )
         self._server.serve(partial(add_TaskManagerInternalServicer_to_server, servicer))
         port = _bind(self._server, config)

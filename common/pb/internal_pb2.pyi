@@ -1129,6 +1129,47 @@ class GoodbyeResponse(_message.Message):
 Global___GoodbyeResponse: _TypeAlias = GoodbyeResponse  # noqa: Y015
 
 @_typing.final
+class HearOfLeaderRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    RPC_ADDRESS_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    cluster_id: _builtins.str
+    rpc_address: _builtins.str
+    """host:port of JobManagerInternal."""
+    def __init__(
+        self,
+        *,
+        leader_epoch: _builtins.int = ...,
+        cluster_id: _builtins.str = ...,
+        rpc_address: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "leader_epoch", b"leader_epoch", "rpc_address", b"rpc_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HearOfLeaderRequest: _TypeAlias = HearOfLeaderRequest  # noqa: Y015
+
+@_typing.final
+class HearOfLeaderResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HearOfLeaderResponse: _TypeAlias = HearOfLeaderResponse  # noqa: Y015
+
+@_typing.final
 class AllocateSlotsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -380,6 +380,11 @@ class TaskManagerInternalStub:
                 request_serializer=common_dot_pb_dot_internal__pb2.ReadTaskLogsRequest.SerializeToString,
                 response_deserializer=penstock_dot_pb_dot_client__pb2.LogChunk.FromString,
                 _registered_method=True)
+        self.HearOfLeader = channel.unary_unary(
+                '/penstock.internal.v1.TaskManagerInternal/HearOfLeader',
+                request_serializer=common_dot_pb_dot_internal__pb2.HearOfLeaderRequest.SerializeToString,
+                response_deserializer=common_dot_pb_dot_internal__pb2.HearOfLeaderResponse.FromString,
+                _registered_method=True)
 
 
 class TaskManagerInternalServicer:
@@ -449,6 +454,13 @@ class TaskManagerInternalServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HearOfLeader(self, request, context):
+        """For one that has not come: it may be registered with a JobManager that leads no more. It asks there before it goes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TaskManagerInternalServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -496,6 +508,11 @@ def add_TaskManagerInternalServicer_to_server(servicer, server):
                     servicer.ReadTaskLogs,
                     request_deserializer=common_dot_pb_dot_internal__pb2.ReadTaskLogsRequest.FromString,
                     response_serializer=penstock_dot_pb_dot_client__pb2.LogChunk.SerializeToString,
+            ),
+            'HearOfLeader': grpc.unary_unary_rpc_method_handler(
+                    servicer.HearOfLeader,
+                    request_deserializer=common_dot_pb_dot_internal__pb2.HearOfLeaderRequest.FromString,
+                    response_serializer=common_dot_pb_dot_internal__pb2.HearOfLeaderResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -746,6 +763,33 @@ class TaskManagerInternal:
             '/penstock.internal.v1.TaskManagerInternal/ReadTaskLogs',
             common_dot_pb_dot_internal__pb2.ReadTaskLogsRequest.SerializeToString,
             penstock_dot_pb_dot_client__pb2.LogChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HearOfLeader(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.internal.v1.TaskManagerInternal/HearOfLeader',
+            common_dot_pb_dot_internal__pb2.HearOfLeaderRequest.SerializeToString,
+            common_dot_pb_dot_internal__pb2.HearOfLeaderResponse.FromString,
             options,
             channel_credentials,
             insecure,

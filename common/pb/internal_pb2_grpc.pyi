@@ -136,6 +136,8 @@ class TaskManagerInternalStub:
     DropPromotedPartitions: _grpc.UnaryUnaryMultiCallable[_internal_pb2.DropPromotedPartitionsRequest, _internal_pb2.DropPromotedPartitionsResponse]
     """Drops what was promoted under a name."""
     ReadTaskLogs: _grpc.UnaryStreamMultiCallable[_internal_pb2.ReadTaskLogsRequest, _client_pb2.LogChunk]
+    HearOfLeader: _grpc.UnaryUnaryMultiCallable[_internal_pb2.HearOfLeaderRequest, _internal_pb2.HearOfLeaderResponse]
+    """For one that has not come: it may be registered with a JobManager that leads no more. It asks there before it goes."""
 
 @_typing.type_check_only
 class TaskManagerInternalAsyncStub(TaskManagerInternalStub):
@@ -161,6 +163,8 @@ class TaskManagerInternalAsyncStub(TaskManagerInternalStub):
     DropPromotedPartitions: _aio.UnaryUnaryMultiCallable[_internal_pb2.DropPromotedPartitionsRequest, _internal_pb2.DropPromotedPartitionsResponse]  # type: ignore[assignment]
     """Drops what was promoted under a name."""
     ReadTaskLogs: _aio.UnaryStreamMultiCallable[_internal_pb2.ReadTaskLogsRequest, _client_pb2.LogChunk]  # type: ignore[assignment]
+    HearOfLeader: _aio.UnaryUnaryMultiCallable[_internal_pb2.HearOfLeaderRequest, _internal_pb2.HearOfLeaderResponse]  # type: ignore[assignment]
+    """For one that has not come: it may be registered with a JobManager that leads no more. It asks there before it goes."""
 
 class TaskManagerInternalServicer(metaclass=_abc_1.ABCMeta):
     """---------------------------------------------------------------- served by TaskManagers
@@ -237,5 +241,13 @@ class TaskManagerInternalServicer(metaclass=_abc_1.ABCMeta):
         request: _internal_pb2.ReadTaskLogsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_client_pb2.LogChunk], _abc.AsyncIterator[_client_pb2.LogChunk]]: ...
+
+    @_abc_1.abstractmethod
+    def HearOfLeader(
+        self,
+        request: _internal_pb2.HearOfLeaderRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_internal_pb2.HearOfLeaderResponse, _abc.Awaitable[_internal_pb2.HearOfLeaderResponse]]:
+        """For one that has not come: it may be registered with a JobManager that leads no more. It asks there before it goes."""
 
 def add_TaskManagerInternalServicer_to_server(servicer: TaskManagerInternalServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,7 +1,7 @@
 """Looks for what an earlier JobManager has deployed of a job, and waits for the TaskManagers that had it.
 
 The job's record names these. Each of them registers and tells what it runs, refuses connections and is gone, or says
-nothing until TaskManagers that live would have come. From the beginning of the search on, slots in which attempts of
+nothing until TaskManagers that live would have come; one that does not come soon is told who leads. From the beginning of the search on, slots in which attempts of
 the job run are the job's; those that it does not take over are freed by it.
 """
 
@@ -25,11 +25,14 @@ from jobmanager.messages import job_effects, job_events
 from jobmanager.rpc.held_attempt_convert import found_attempt
 from jobmanager.rpc.reachability_client import why_not_connected
 from jobmanager.scheduler.cluster_runner import ClusterRunner
+from penstock.errors import StreamError
 from penstock.storage.checkpoint_properties import BehindBarrier
 
 _PROBE_TIMEOUT_S: Final = 0.5
 _PAUSE_S: Final = 0.1
 """Between two looks at those that have not come."""
+_NEWS_PAUSE_S: Final = 0.5
+"""Before those are told, and told again, who leads."""
 
 
 class AttemptSearchRunner:
@@ -71,10 +74,13 @@ class AttemptSearchRunner:
 
     async def find(self, effect: job_effects.FindAttempts) -> None:
         """Answers ``FindAttempts``."""
-        while not await self._is_complete():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_PAUSE_S):
-                    await self._cluster.wait_for_registration()
+        async with asyncio.TaskGroup() as group:
+            telling = group.create_task(self._tell_leader())
+            while not await self._is_complete():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_PAUSE_S):
+                        await self._cluster.wait_for_registration()
+            telling.cancel()
         if not self._found():
             await self._kept.wait_for(effect.partitions)
         read = {key for one in self._found() for key in one.reads}
@@ -111,6 +117,22 @@ class AttemptSearchRunner:
             )
         )
 
+    async def _tell_leader(self) -> None:
+        """Tells TaskManagers that have not come who leads, again and again."""
+        while True:
+            await asyncio.sleep(_NEWS_PAUSE_S)
+            await asyncio.gather(*(self._tell(address) for address in self._missing()))
+
+    async def _tell(self, address: str) -> None:
+        try:
+            await self._cluster.tell_leader(address, _PROBE_TIMEOUT_S)
+        except StreamError as error:  # it is gone, or paused
+            self._log.debug("leader.unheard", taskmanager=address, reason=str(error))
+
+    def _missing(self) -> list[str]:
+        registered = self._cluster.addresses(self._awaited)
+        return [address for id, address in self._awaited.items() if id not in registered]
+
     def _found(self) -> tuple[job_events.FoundAttempt, ...]:
         now_ms = self._clock.now_ms()
         return tuple(
@@ -138,9 +160,7 @@ class AttemptSearchRunner:
         }
         if len(subtasks) >= self._subtask_count or self._cluster.settles_in_s <= 0:
             return True
-        registered = self._cluster.addresses(self._awaited)
-        missing = [address for id, address in self._awaited.items() if id not in registered]
-        probes = (why_not_connected(address, _PROBE_TIMEOUT_S) for address in missing)
+        probes = (why_not_connected(address, _PROBE_TIMEOUT_S) for address in self._missing())
         # One that cannot be reached may run on.
         return all(found is Reachability.REFUSED for found in await asyncio.gather(*probes))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from typing import Any
 
 import structlog
@@ -19,7 +19,7 @@ from common.clock import Clock
 from common.pb import internal_pb2
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.graph.slot import Slot
-from jobmanager.liveness.heartbeat import HeartbeatMonitor, Silent
+from jobmanager.liveness.heartbeat import HeartbeatMonitor
 from jobmanager.liveness.loss_reason import LossReason
 from jobmanager.messages import job_events
 from jobmanager.rpc.partition_convert import holdings_of
@@ -57,6 +57,7 @@ class ClusterRunner:
         config: of the cluster.
         connect: makes the client of a TaskManager of this id, address and incarnation.
         clock: where the time comes from.
+        tell_leader: tells the TaskManager of an address, within a time in seconds, who leads.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class ClusterRunner:
         config: Configuration,
         connect: Callable[[str, str, str], TaskManagerClient],
         clock: Clock,
+        tell_leader: Callable[[str, float], Awaitable[None]],
     ) -> None:
+        self.tell_leader = tell_leader
         self._config = config
         self._connect = connect
         self._clock = clock
@@ -113,7 +116,8 @@ class ClusterRunner:
                     await self._deadlines_changed.wait()
             now_ms = self._now_ms()
             for silent in self._monitor.expire(now_ms):
-                self._lose_silent(silent)
+                loss = silent.loss(self._config.heartbeat_timeout_ms)
+                self._lose(silent.taskmanager_id, *loss)
             self._step(s.TimePassed(now_ms))
 
     def _now_ms(self) -> int:
@@ -285,10 +289,6 @@ class ClusterRunner:
                 self._deadlines_changed.set()
 
         return TaskManagerWatch(client.reachability, on_refused, on_doubt)
-
-    def _lose_silent(self, silent: Silent) -> None:
-        loss, reason = silent.loss(self._config.heartbeat_timeout_ms)
-        self._lose(silent.taskmanager_id, loss, reason)
 
     def _lose(
         self, taskmanager_id: str, loss: LossReason, reason: str, *, is_planned: bool = False

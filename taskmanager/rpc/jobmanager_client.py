@@ -78,13 +78,17 @@ class JobManagerClient:
         elif why.leader == self._silent and self._told < _TOLD_MAX:
             self._told += 1
             return
-        await self.close()
         if isinstance(why, NotLeader) and why.leader:
-            if why.leader not in self._addresses:
-                self._addresses.append(why.leader)
-            self._current = self._addresses.index(why.leader)
+            await self.turn_to(why.leader)
         else:
-            self._current = (self._current + 1) % len(self._addresses)
+            await self.turn_to(self._addresses[(self._current + 1) % len(self._addresses)])
+
+    async def turn_to(self, address: str) -> None:
+        """Talks to this address from now on."""
+        await self.close()
+        if address not in self._addresses:
+            self._addresses.append(address)
+        self._current = self._addresses.index(address)
 
     async def wait_broken(self) -> None:
         """Waits until the connection that calls go over breaks."""
@@ -110,6 +114,16 @@ class JobManagerClient:
     ) -> internal_pb2.HeartbeatResponse:
         """Says that this TaskManager lives."""
         return await self._call(self._stub().Heartbeat, request, timeout_s)
+
+    async def heartbeat_at(
+        self, address: str, request: internal_pb2.HeartbeatRequest, timeout_s: float
+    ) -> internal_pb2.HeartbeatResponse:
+        """The same, to another address; who is talked to stays."""
+        channel = self._connect(address)
+        try:
+            return await self._call(_stub_of(channel).Heartbeat, request, timeout_s)
+        finally:
+            await channel.close()
 
     async def report(self, request: internal_pb2.ReportTaskEventsRequest) -> None:
         """Hands events over; when this returns, they are the JobManager's."""
@@ -156,11 +170,11 @@ class JobManagerClient:
 
     def _stub(self) -> internal_pb2_grpc.JobManagerInternalAsyncStub:
         if self._channel is None:
-            self._channel = DaemonChannel(self.address, self._token, channel_options(), self._tls)
-        stub: internal_pb2_grpc.JobManagerInternalAsyncStub = (
-            internal_pb2_grpc.JobManagerInternalStub(self._channel.channel)
-        )
-        return stub
+            self._channel = self._connect(self.address)
+        return _stub_of(self._channel)
+
+    def _connect(self, address: str) -> DaemonChannel:
+        return DaemonChannel(address, self._token, channel_options(), self._tls)
 
     async def _call(
         self,
@@ -184,6 +198,13 @@ class JobManagerClient:
 
     def _closed(self) -> StoreTransient:
         return StoreTransient("the channel to the JobManager was closed during the call")
+
+
+def _stub_of(channel: DaemonChannel) -> internal_pb2_grpc.JobManagerInternalAsyncStub:
+    stub: internal_pb2_grpc.JobManagerInternalAsyncStub = internal_pb2_grpc.JobManagerInternalStub(
+        channel.channel
+    )
+    return stub
 
 
 def _is_cancelled() -> bool:

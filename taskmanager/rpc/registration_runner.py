@@ -8,7 +8,8 @@ after ``heartbeat.timeout`` it counts as away, and what runs is kept for
 everything goes on, and the events that have waited are delivered.
 
 So it does where another JobManager has taken over: that one is told what runs, says what of it may go on, and gets
-the events that the one before has not acknowledged.
+the events that the one before has not acknowledged. It is found by asking other addresses while the JobManager is
+silent, or says so itself where that one answers still.
 
 Invariants: each registration has an incarnation of its own, so that the JobManager knows the same, and nothing of
 an earlier one is left at it (slots, events), unless a later leader takes these over; nothing is given up before the
@@ -20,7 +21,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from common.clock import Clock
 from common.log import get_logger
@@ -40,6 +40,7 @@ from taskmanager.processes.memory_usage import memory_bytes
 from taskmanager.rpc.event_outbox import EventOutbox
 from taskmanager.rpc.jobmanager_client import JobManagerClient, is_transient
 from taskmanager.rpc.jobmanager_silence import JobManagerSilence, Presence
+from taskmanager.rpc.registration import LeaderReplaced, Registration, RegistrationLost
 from taskmanager.task.lifecycle import TERMINAL
 
 _RETRY_FIRST_S = 0.1
@@ -47,25 +48,6 @@ _RETRY_MAX_S = 2.0
 _RETRY_REPORT_S = 0.2
 _SEEK_S, _SEEK_PATIENCE_S = 0.2, 1.5
 """Between two calls while nobody leads, and for each."""
-
-
-class RegistrationLost(Exception):  # noqa: N818 - named after what happened
-    """The JobManager does not count on this TaskManager any more."""
-
-
-class LeaderReplaced(RegistrationLost):
-    """Another JobManager leads, which may go on with what runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """A registration that holds."""
-
-    incarnation: str
-    leader_epoch: int
-    cluster_id: str
-    heartbeat_interval_s: float
-    heartbeat_timeout_s: float
 
 
 class RegistrationRunner:
@@ -131,6 +113,9 @@ class RegistrationRunner:
         """The connection has just broken."""
         self._seeks = False
         """Another JobManager may lead."""
+        self._told_leader = ""
+        self._leader_told = asyncio.Event()
+        """One has said that it leads, and where it is."""
         self._registered = asyncio.Event()
         self._registration: Registration | None = None
         self._is_leaving = False
@@ -185,6 +170,13 @@ class RegistrationRunner:
         """Queues an event for the JobManager."""
         self._outbox.append(event)
         self._events_waiting.set()
+
+    def hear_of_leader(self, told: internal_pb2.HearOfLeaderRequest) -> None:
+        """A JobManager says that it leads; it is asked before anything is believed."""
+        own = self._registration
+        if own is not None and own.is_over_by(told.cluster_id, told.leader_epoch):
+            self._told_leader = told.rpc_address
+            self._leader_told.set()
 
     async def say_goodbye(self, reason: str, timeout_s: float, *, is_planned: bool) -> None:
         """Tells the JobManager that this TaskManager ends; it may not hear. Nothing registers again.
@@ -295,13 +287,7 @@ class RegistrationRunner:
                 await self._client.switch(error)
             await asyncio.sleep(retry_s)
             retry_s = min(retry_s * 2, _RETRY_MAX_S)
-        self._registration = Registration(
-            incarnation,
-            response.leader_epoch,
-            response.cluster_id,
-            response.heartbeat_interval_ms / 1000,
-            response.heartbeat_timeout_ms / 1000,
-        )
+        self._registration = Registration.answered(incarnation, response)
         self._silence = JobManagerSilence(
             self._registration.heartbeat_timeout_s, self._grace_s, self._now_s()
         )
@@ -335,6 +321,7 @@ class RegistrationRunner:
                 group.create_task(self._send_heartbeats(registration))
                 group.create_task(self._report_events(registration))
                 group.create_task(self._watch_connection())
+                group.create_task(self._ask_told_leaders(registration))
         except* RegistrationLost as lost:
             first = lost.exceptions[0]
             reason = first if isinstance(first, RegistrationLost) else None
@@ -359,9 +346,23 @@ class RegistrationRunner:
         await self._client.wait_broken()
         self._is_cut.set()
 
-    async def _heartbeat(self, registration: Registration) -> bool:
-        """Whether it was answered by who leads."""
-        request = internal_pb2.HeartbeatRequest(
+    async def _ask_told_leaders(self, registration: Registration) -> None:
+        """Leaves a JobManager that may know nothing of it yet, once a newer leader has answered."""
+        while True:
+            await self._leader_told.wait()
+            self._leader_told.clear()
+            address, request = self._told_leader, self._heartbeat_request(registration)
+            try:
+                answer = await self._client.heartbeat_at(address, request, _SEEK_PATIENCE_S)
+            except StreamError as error:
+                self._log.info("leader.not_found", jobmanager=address, reason=str(error))
+                continue
+            if registration.is_over_by(answer.cluster_id, answer.leader_epoch):
+                await self._client.turn_to(address)
+                raise LeaderReplaced(f"leader epoch {answer.leader_epoch} has begun")
+
+    def _heartbeat_request(self, registration: Registration) -> internal_pb2.HeartbeatRequest:
+        return internal_pb2.HeartbeatRequest(
             taskmanager_id=self._identity.taskmanager_id,
             incarnation=registration.incarnation,
             leader_epoch=registration.leader_epoch,
@@ -371,6 +372,10 @@ class RegistrationRunner:
             memory_bytes=memory_bytes(self._identity.pid),
             spill_bytes=self._spill_bytes(),
         )
+
+    async def _heartbeat(self, registration: Registration) -> bool:
+        """Whether it was answered by who leads."""
+        request = self._heartbeat_request(registration)
         try:
             response = await self._client.heartbeat(request, self._patience_s())
         except StreamError as error:
@@ -381,7 +386,7 @@ class RegistrationRunner:
                 await self._client.switch(error)
             return False
         if not response.known and response.cluster_id == registration.cluster_id:
-            if response.leader_epoch > registration.leader_epoch:
+            if registration.is_over_by(response.cluster_id, response.leader_epoch):
                 raise LeaderReplaced(f"leader epoch {response.leader_epoch} has begun")
             if response.leader_epoch < registration.leader_epoch:
                 # One that leads no more, and has not noticed.

@@ -1,7 +1,7 @@
 """What the JobManager can ask of this TaskManager.
 
 Each call is checked against leader epoch and incarnation first: only the leader with which this TaskManager has
-registered is obeyed, and nothing that was meant for an earlier registration.
+registered is obeyed, and nothing that was meant for an earlier registration. That another one leads, it may say itself.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         local_state: keeps copies of snapshots.
         enter: checks the epoch and the incarnation of a call; returns when a registration holds.
         logs: holds one directory of task logs per job.
+        hear_of_leader: told of a JobManager that leads, as it says itself.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         local_state: LocalStateKeeper,
         enter: Callable[[int, str], Awaitable[None]],
         logs: Path,
+        hear_of_leader: Callable[[internal_pb2.HearOfLeaderRequest], None],
     ) -> None:
         self._supervisor = supervisor
         self._partitions = partitions
@@ -54,6 +56,7 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         self._local_state = local_state
         self._enter = enter
         self._logs = logs
+        self._hear_of_leader = hear_of_leader
 
     @override
     async def AllocateSlots(
@@ -138,6 +141,14 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         return internal_pb2.DropPromotedPartitionsResponse(
             dropped=dropped, holdings=self._partitions.held.to_message()
         )
+
+    @override
+    async def HearOfLeader(
+        self, request: internal_pb2.HearOfLeaderRequest, context: _Context
+    ) -> internal_pb2.HearOfLeaderResponse:
+        """Changes nothing by itself: who says that it leads is asked, and a deposed one leads nobody away."""
+        self._hear_of_leader(request)
+        return internal_pb2.HearOfLeaderResponse()
 
     @override
     async def ReadTaskLogs(

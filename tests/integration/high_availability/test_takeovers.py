@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -34,7 +38,7 @@ from tests.support.elected_cluster import (
     written,
 )
 from tests.support.jobs import DEADLINE_S, await_details
-from tests.support.processes import wait_ended
+from tests.support.processes import Deadline, wait_ended
 from tests.support.zookeeper import ZookeeperServer, quorum
 
 pytestmark = pytest.mark.integration
@@ -160,20 +164,43 @@ def _refusal_of(standby: Daemon, cluster: LocalCluster) -> Exception:
     raise AssertionError("it answered")
 
 
+@contextmanager
+def loyal_taskmanager(cluster: LocalCluster, jobmanager: Daemon) -> Iterator[None]:
+    """One more, with the address of this JobManager alone."""
+    own = ["-D", "taskmanager.id=loyal", "--jobmanager", jobmanager.address]
+    command = [sys.executable, "-P", "-m", "taskmanager", "--dir", str(cluster.directory), *own]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            deadline = Deadline("its registration", DEADLINE_S)
+            with cluster.client() as client:
+                while len(client.cluster().taskmanagers) < 3:
+                    deadline.left()
+                    time.sleep(0.05)
+            yield
+        finally:
+            process.terminate()
+
+
 def test_a_leader_that_was_paused_beyond_its_session_ends_and_touches_nothing(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
+    """A TaskManager that knows of nobody else hears from the one that leads then."""
     out = tmp_path / "out"
-    with ps.Environment(cluster.address, parallelism=2) as env:
+    paused, standby = await_roles(cluster)
+    with (
+        loyal_taskmanager(cluster, paused),
+        ps.Environment(cluster.address, parallelism=5) as env,
+    ):
         handle = submitted(env, out, rows=6 * RATE)
         await_written(out, RATE)
-        paused, standby = await_roles(cluster)
+        assert any(slot.startswith("loyal") for slot in slots_of(cluster, handle.job_id))
         epoch = epoch_of(cluster)
         os.kill(paused.pid, signal.SIGSTOP)
         try:
             with Client(standby.address, token_of(cluster)) as client:
                 assert client.cluster().leader_epoch == epoch + 1
-            await_written(out, min(written(out) + RATE, 6 * RATE))
+                await_written(out, min(written(out) + RATE, 6 * RATE))
+                assert client.job(handle.job_id).summary.restarts == 0
         finally:
             os.kill(paused.pid, signal.SIGCONT)
         # It executes itself anew, and stands by for the one that leads now.
