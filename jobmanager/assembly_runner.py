@@ -35,6 +35,7 @@ from jobmanager.stores.drains_store import DrainsStore
 from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.leader_store import LeaderStore
 from jobmanager.traces.reporter_loader import Traces, load_reporter
+from jobmanager.traces.span import ReportSpan
 from penstock.config import Configuration
 from penstock.pb import client_pb2_grpc
 from penstock.storage.open_store import is_s3, open_store, substore, use_s3
@@ -46,9 +47,14 @@ _SWEEP_PAUSE_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class RunningJobManager:
-    """A JobManager that serves."""
+    """A JobManager that serves.
+
+    Attributes:
+        report_span: takes what is traced; None = nothing is.
+    """
 
     ports: OpenPorts
+    report_span: ReportSpan | None
     dispatcher: DispatcherRunner
     cluster: ClusterRunner
 
@@ -131,7 +137,7 @@ async def leading(
             )
             await ports.server.start()
             try:
-                yield RunningJobManager(ports, dispatcher, cluster)
+                yield RunningJobManager(ports, traces.report, dispatcher, cluster)
             finally:
                 await dispatcher.stop()
                 await _hand_over(ports.server, hand_over)

@@ -102,17 +102,20 @@ async def _serve_elected(
         resources.push_async_callback(ports.close)
         # Clients look for the token in every phase, and who starts daemons for those that live.
         await resources.enter_async_context(_announced(config, ports))
-        leadership = LeadershipRunner(config, ports.address, store, end)
+        clock = SystemClock()
+        leadership = LeadershipRunner(config, ports.address, store, end, clock)
         resources.push_async_callback(leadership.stop)
         resources.push_async_callback(asyncio.to_thread, registration.remove)
         await _stand_by(registration, ports, leadership)
         if not await _comes_first(leadership.lead(), stop.wait()):
             return
-        lead = partial(leading, config, directory, SystemClock(), store, kept, kept)
+        lead = partial(leading, config, directory, clock, store, kept, kept)
         async with (
-            lead(ports, leadership.numbers, tls, leadership.stop),
+            lead(ports, leadership.numbers, tls, leadership.stop) as jobmanager,
             asyncio.TaskGroup() as tasks,
         ):
+            if jobmanager.report_span is not None:
+                leadership.tell_election(jobmanager.report_span)
             keeping = tasks.create_task(leadership.keep())
             try:
                 await _serve(registration, ports, stop)

@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 
 import structlog
 
+from common.clock import Clock
 from jobmanager.leadership.election import (
     Elected,
     ElectionEvent,
@@ -21,10 +22,12 @@ from jobmanager.leadership.election import (
     Suspended,
     reason_to_end,
 )
+from jobmanager.leadership.election_span import ElectionStory
 from jobmanager.leadership.leadership_numbers import LeadershipNumbers, ZookeeperState
 from jobmanager.leadership.standby_runner import StandbyRunner
 from jobmanager.leadership.zookeeper_runner import ZookeeperRunner
 from jobmanager.stores.leader_store import LeaderStore
+from jobmanager.traces.span import ReportSpan, Value
 from penstock.config import Configuration
 from penstock.errors import StreamError
 from penstock.storage.swapped_object import NewerLeader
@@ -40,6 +43,7 @@ class LeadershipRunner:
         address: under which this one is reached.
         store: who leads, in the storage.
         end: ends the process, with the reason; never returns.
+        clock: where the time comes from.
     """
 
     def __init__(
@@ -48,11 +52,15 @@ class LeadershipRunner:
         address: str,
         store: LeaderStore,
         end: Callable[[str], NoReturn],
+        clock: Clock,
     ) -> None:
+        self._clock = clock
+        self._story = ElectionStory()
         self._config = config
         self._store = store
         self._end = end
         store.when_deposed = self._deposed
+        self._address = address
         self.standby = StandbyRunner(address)
         self.is_leading = False
         self.numbers = LeadershipNumbers(ZookeeperState.CONNECTING)
@@ -91,13 +99,34 @@ class LeadershipRunner:
     async def lead(self) -> None:
         """Waits until this JobManager leads: it is elected, and has written LEADER."""
         self._election.start()
-        watch = asyncio.ensure_future(self.standby.watch_leader(self._election.remove))
+        watch = asyncio.ensure_future(
+            self.standby.watch_leader(self._election.remove, self._looked)
+        )
         try:
             await self._elected.wait()
+            self._story.elected(self._clock.now_ms())
             await self._take_over()
+            self._story.claimed(self._clock.now_ms())
         finally:
             watch.cancel()
         self.is_leading = True
+
+    def _looked(self, is_reached: bool) -> None:
+        self._story.looked(self._clock.now_ms(), is_reached=is_reached)
+
+    def tell_election(self, report_span: ReportSpan) -> None:
+        """Has it traced how this one came to lead, from now on with an answer for everybody.
+
+        Args:
+            report_span: takes the span.
+        """
+        before = self.standby.leader
+        facts: dict[str, Value] = {
+            "penstock.leader_epoch": self._store.epoch,
+            "penstock.leader": self._address,
+            "penstock.previous_leader": before.address if before else "",
+        }
+        report_span(self._story.span(self._clock.now_ms(), facts))
 
     async def _take_over(self) -> None:
         while True:

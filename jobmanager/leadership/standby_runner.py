@@ -58,34 +58,39 @@ class StandbyRunner:
         )
         yield  # makes it what gRPC expects
 
-    async def watch_leader(self, is_dead: Callable[[LeaderNode], Awaitable[None]]) -> None:
+    async def watch_leader(
+        self, is_dead: Callable[[LeaderNode], Awaitable[None]], looked: Callable[[bool], None]
+    ) -> None:
         """Tells, again and again, of a leader whose port is refused: no process of its address leads.
 
         Args:
             is_dead: told which.
+            looked: told each time whether somebody listens there.
         """
         while True:
             await asyncio.sleep(_PROBE_INTERVAL_S)
             leader = self.leader
-            if leader is not None and leader.address != self._address and await _refuses(leader):
+            if leader is None or leader.address == self._address:
+                continue
+            failure = await _why_not_connected(leader)
+            looked(failure is None)
+            # Only a kernel that refuses proves that nobody is there; silence proves nothing.
+            if isinstance(failure, ConnectionRefusedError):
                 self._log.warning("leader.refused_connection", leader=leader.address)
                 await is_dead(leader)
 
 
-async def _refuses(leader: LeaderNode) -> bool:
-    """Only a kernel that refuses proves that nobody is there; silence proves nothing."""
+async def _why_not_connected(leader: LeaderNode) -> OSError | None:
     host, port = parse_address(leader.address)
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host, port)
-    except ConnectionRefusedError:
-        return True
-    except (OSError, TimeoutError):
-        return False
+    except OSError as error:  # no answer in time, too
+        return error
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-    return False
+    return None
 
 
 class _RefusingHandler(grpc.GenericRpcHandler):

@@ -42,14 +42,18 @@ class Number(ps.KeyedProcessFunction):
 
 
 def submitted(
-    env: ps.Environment, out: Path, rows: int | None = None, number: type[Number] = Number
+    env: ps.Environment,
+    out: Path,
+    rows: int | None = None,
+    number: type[Number] = Number,
+    from_savepoint: str | None = None,
 ) -> ps.JobHandle:
     """Numbers that are counted into files."""
     stream = env.generate(numbers, rate=RATE, rows=rows, schema={"n": "int64"}).uid("numbers")
     keyed = stream.parallelism(1).with_columns(key=ps.col("n") % KEYS).uid("keys").key_by("key")
     schema = {"key": "int64", "number": "int64"}
     keyed.process(number(), schema=schema).uid("counts").write_parquet(out).uid("files")
-    return env.submit("counted")
+    return env.submit("counted", from_savepoint=from_savepoint)
 
 
 def written(out: Path) -> int:

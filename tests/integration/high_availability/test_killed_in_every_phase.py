@@ -72,6 +72,12 @@ class FaultPoints:
         self.await_death(point)
         self.start()
 
+    def kill_taskmanager(self, taskmanager_id: str) -> None:
+        """It ends without a word."""
+        [victim] = [one for one in self.cluster.daemons() if one.id == taskmanager_id]
+        os.kill(victim.pid, signal.SIGKILL)
+        wait_ended(victim.pid)
+
     def clear(self) -> None:
         """Nobody dies any more."""
         for point in self._place.iterdir():
@@ -167,12 +173,10 @@ def test_with_a_taskmanager_during_a_restart(points: FaultPoints, tmp_path: Path
         handle = submitted(env, out, number=failing)
         await_progress(out)
         used = user_of(points.cluster, handle)
-        [victim] = [one for one in points.cluster.daemons() if one.id == used]
         points.arm("DeployTasks")
         tells.touch()
         points.await_death("DeployTasks")
-        os.kill(victim.pid, signal.SIGKILL)
-        wait_ended(victim.pid)
+        points.kill_taskmanager(used)
         points.start()
         await_progress(out)
         await_running(handle)
@@ -288,6 +292,56 @@ def test_during_a_takeover(points: FaultPoints, tmp_path: Path, point: str) -> N
         assert slots_of(points.cluster, handle.job_id) == before != {}
         handle.stop(str(tmp_path / "savepoints"))
         written(out)
+
+
+@pytest.mark.parametrize("point", ["FindAttempts", "PublishState.RUNNING"])
+def test_with_a_taskmanager_during_a_takeover(
+    points: FaultPoints, tmp_path: Path, point: str
+) -> None:
+    out = tmp_path / "out"
+    with ps.Environment(points.cluster.address, parallelism=4) as env:
+        handle = submitted(env, out)
+        await_progress(out)
+        used = user_of(points.cluster, handle)
+        points.arm(point)
+        points.arm("WriteManifest")  # where the first one dies
+        points.await_reached("WriteManifest")
+        points.await_death(point)
+        points.kill_taskmanager(used)
+        points.start()
+        await_progress(out)
+        await_running(handle)
+        assert restarts_of(points.cluster, handle) == 1
+        handle.stop(str(tmp_path / "savepoints"))
+        written(out)
+
+
+@pytest.mark.parametrize("dies", ["the leader", "a TaskManager with it"])
+@pytest.mark.parametrize(
+    ("point", "parallelism"),
+    [("PrepareStart", 1), ("DeployTasks", 3), ("deploy_tasks", 4), ("PublishState.RUNNING", 1)],
+)
+def test_during_a_start_at_another_parallelism(
+    points: FaultPoints, tmp_path: Path, point: str, parallelism: int, dies: str
+) -> None:
+    out, place = tmp_path / "out", str(tmp_path / "savepoints")
+    with ps.Environment(points.cluster.address, parallelism=2) as env:
+        handle = submitted(env, out)
+        await_progress(out)
+        savepoint = handle.stop(place)
+    before = written(out)
+    with ps.Environment(points.cluster.address, parallelism=parallelism) as env:
+        points.arm(point)
+        submission = beside(lambda: submitted(env, out, from_savepoint=savepoint))
+        points.await_death(point)
+        if dies != "the leader":
+            points.kill_taskmanager("tm-1")
+        points.start()
+        handle = submission()
+        await_progress(out)
+        await_running(handle)
+        handle.stop(place)
+    assert written(out) > before
 
 
 @pytest.mark.parametrize("point", ["CancelTasks", "AllocateSlots", "DeployTasks", "deploy_tasks"])

@@ -23,6 +23,7 @@ from penstock.local.local_cluster import Daemon, LocalCluster
 from tests.support.elected_cluster import await_roles, epoch_of, health, token_of, told_health
 from tests.support.jobs import DEADLINE_S
 from tests.support.processes import Deadline, wait_ended
+from tests.support.span_collector import Received, SpanCollector, span_collector
 from tests.support.zookeeper import ZookeeperServer, quorum
 
 pytestmark = pytest.mark.integration
@@ -31,8 +32,16 @@ LEADS_S, LONG_SESSION_S = 2.0, 30
 
 
 @pytest.fixture(scope="module")
+def collector() -> Iterator[SpanCollector]:
+    with span_collector() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
 def pair(
-    zookeeper: list[ZookeeperServer], tmp_path_factory: pytest.TempPathFactory
+    zookeeper: list[ZookeeperServer],
+    tmp_path_factory: pytest.TempPathFactory,
+    collector: SpanCollector,
 ) -> Iterator[LocalCluster]:
     root: Path = tmp_path_factory.mktemp("pair")
     cluster = LocalCluster(root / "cluster")
@@ -42,6 +51,8 @@ def pair(
             "high-availability.zookeeper.quorum": quorum(zookeeper),
             "high-availability.zookeeper.client.session-timeout": f"{LONG_SESSION_S}s",
             "jobmanager.rpc.port": 0,
+            "traces.reporter.type": "otel",
+            "traces.reporter.otel.exporter.endpoint": collector.address,
         }
     )
     try:
@@ -51,7 +62,9 @@ def pair(
 
 
 @pytest.mark.parametrize("told", [signal.SIGKILL, signal.SIGTERM], ids=lambda told: told.name)
-def test_the_standby_leads_at_once(pair: LocalCluster, told: signal.Signals) -> None:
+def test_the_standby_leads_at_once(
+    pair: LocalCluster, collector: SpanCollector, told: signal.Signals
+) -> None:
     pair.start(jobmanagers=2, taskmanagers=0)
     leader, standby = await_roles(pair)
     epoch = epoch_of(pair)
@@ -64,6 +77,16 @@ def test_the_standby_leads_at_once(pair: LocalCluster, told: signal.Signals) -> 
         assert client.cluster().leader_epoch == epoch + 1
         assert time.monotonic() - killed <= LEADS_S
         await_told(healths, "serving")
+    election = collector.await_span("election", lambda span: epoch_in(span) == epoch + 1)
+    assert election.attributes["penstock.previous_leader"] == leader.address
+    assert election.attributes["penstock.leader"] == standby.address
+    parts = sorted(collector.parts_of(election).values(), key=lambda part: part.start_ms)
+    names = [part.name for part in parts]
+    assert names[-2:] == ["claim", "recover"]
+    if told == signal.SIGKILL:  # one that hands over need not have been missed
+        assert names[0] == "elect"
+    assert parts[0].start_ms == election.start_ms
+    assert parts[-1].end_ms == election.end_ms
 
 
 def test_who_begins_to_lead_is_known_all_the_time(pair: LocalCluster) -> None:
@@ -77,6 +100,10 @@ def test_who_begins_to_lead_is_known_all_the_time(pair: LocalCluster) -> None:
         deadline.left()
     pair.start(jobmanagers=2, taskmanagers=0)
     assert standby_of(pair, standby.id).pid == standby.pid
+
+
+def epoch_in(span: Received) -> int:
+    return int(span.attributes["penstock.leader_epoch"])
 
 
 @contextmanager

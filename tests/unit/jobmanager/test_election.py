@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.clock import SystemClock
 from common.grpc_server import make_server
 from jobmanager.leadership.election import (
     Connected,
@@ -114,7 +115,7 @@ def test_who_meets_a_newer_leader_ends_and_the_next_epoch_is_above_it() -> None:
         kept = MemoryStore(1 << 20)
         store = LeaderStore(kept, "kept")
         config = Configuration.from_mapping({"high-availability.zookeeper.quorum": "127.0.0.1:1"})
-        LeadershipRunner(config, "own:1", store, end)
+        LeadershipRunner(config, "own:1", store, end, SystemClock())
         store.take_over()
         with pytest.raises(EndedError, match="epoch 41 has it"):
             store.met(NewerLeader("epoch 41 has it", 41))
