@@ -33,7 +33,7 @@ from tests.support.examples import RUNS_ALL
 from tests.support.jobs import DEADLINE_S
 from tests.support.processes import Deadline, wait_ended
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(7)]
 
 FAULT_POINTS = Path(__file__).parents[2] / "support" / "fault_points"
 
