@@ -57,6 +57,7 @@ COUNTS: dict[str, int] = {
     "held_attempts": 1_000_000,
     "ended_attempts": 1_000_000,
     "reads": 1_000_000,
+    "written": 10_000,
     "found": 1_000_000,
     "given": 1_000_000,
     "commands": 1_000_000,

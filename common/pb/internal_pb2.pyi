@@ -864,6 +864,7 @@ class AttemptStateChanged(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     MISSING_PARTITION_FIELD_NUMBER: _builtins.int
     LAST_STATES_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
     state: _client_pb2.AttemptState.ValueType
     @_builtins.property
     def failure(self) -> _client_pb2.FailureCause:
@@ -877,6 +878,10 @@ class AttemptStateChanged(_message.Message):
     def last_states(self) -> _containers.RepeatedCompositeFieldContainer[_checkpoint_pb2.OperatorSnapshot]:
         """FINISHED only: the lists of its functions, which checkpoints keep from now on."""
 
+    @_builtins.property
+    def written(self) -> _containers.RepeatedCompositeFieldContainer[Global___WrittenPartition]:
+        """FINISHED only."""
+
     def __init__(
         self,
         *,
@@ -884,10 +889,11 @@ class AttemptStateChanged(_message.Message):
         failure: _client_pb2.FailureCause | None = ...,
         missing_partition: Global___PartitionId | None = ...,
         last_states: _abc.Iterable[_checkpoint_pb2.OperatorSnapshot] | None = ...,
+        written: _abc.Iterable[Global___WrittenPartition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "missing_partition", b"missing_partition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "last_states", b"last_states", "missing_partition", b"missing_partition", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "last_states", b"last_states", "missing_partition", b"missing_partition", "state", b"state", "written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -897,16 +903,45 @@ Global___AttemptStateChanged: _TypeAlias = AttemptStateChanged  # noqa: Y015
 class EndOfDataReached(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    WRITTEN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def written(self) -> _containers.RepeatedCompositeFieldContainer[Global___WrittenPartition]: ...
     def __init__(
         self,
+        *,
+        written: _abc.Iterable[Global___WrittenPartition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["written", b"written"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EndOfDataReached: _TypeAlias = EndOfDataReached  # noqa: Y015
+
+@_typing.final
+class WrittenPartition(_message.Message):
+    """What an attempt has written for consumers that read when it is complete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EDGE_ID_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    edge_id: _builtins.str
+    size_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        edge_id: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["edge_id", b"edge_id", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WrittenPartition: _TypeAlias = WrittenPartition  # noqa: Y015
 
 @_typing.final
 class SideLoaded(_message.Message):

@@ -95,6 +95,7 @@ class ExecutionAttempt:
         deployed_at_ms: wall clock; 0 = it was not.
         done_at_ms: when it had reached the end of its data; 0 = it has not.
         has_loaded: the side that it reads first has been read to its end.
+        written: edge and size in bytes of what is complete for consumers that begin with that.
 
     Example: a report that was lost may be skipped; what is over stays over.
         >>> attempt = ExecutionAttempt(AttemptKey("v1", 0, 0), AttemptState.DEPLOYING)
@@ -113,6 +114,7 @@ class ExecutionAttempt:
     deployed_at_ms: int = 0
     done_at_ms: int = 0
     has_loaded: bool = False
+    written: tuple[tuple[str, int], ...] = ()
 
     @property
     def terminal(self) -> bool:

@@ -67,6 +67,7 @@ class AttemptReports:
     ) -> list[PartEffect]:
         parts = self._parts
         effects: list[PartEffect] = [*parts.speculation.done(attempt, parts.now_ms)]
+        attempt.written = event.written
         parts.partitions.produced(attempt)
         effects += parts.partitions.release_unneeded(parts.groups.stopped)
         if parts.wiring is not None:
@@ -128,12 +129,12 @@ class AttemptReports:
             [] if parts.wiring is None else [*parts.wiring.loaded(key, parts.splits, parts.now_ms)]
         )
 
-    def take_end_of_data(self, key: AttemptKey) -> list[PartEffect]:
+    def take_end_of_data(self, event: job_events.EndOfDataReported) -> list[PartEffect]:
         """An attempt has read all its input."""
-        parts, attempt = self._parts, self.find(key)
+        parts, attempt = self._parts, self.find(event.key)
         if attempt is None or attempt.reached_end_of_data:
             return [Dropped()]
-        attempt.reached_end_of_data = True
+        attempt.reached_end_of_data, attempt.written = True, event.written
         effects = parts.speculation.done(attempt, parts.now_ms)
         parts.partitions.produced(attempt)
         return [*effects]

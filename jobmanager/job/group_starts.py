@@ -102,7 +102,8 @@ class GroupStarts:
         lease = self._parts.lease
         if lease.waits_for(group.id):
             return []
-        requests = lease.request(group.id, group.subtasks)
+        inputs_of = self._parts.partitions.read_alone
+        requests = lease.request(group.id, group.subtasks, inputs_of)
         if requests:
             return [*self._parts.speculation.yield_slots(), *requests]
         if not lease.has_all(group.subtasks):

@@ -75,7 +75,7 @@ class JobMaster(JobMasterViews):
         >>> from jobmanager.graph.job_plan import VertexPlan
         >>> master = JobMaster(JobPlan((VertexPlan("v1", parallelism=2),)))
         >>> master.step(job_events.JobStarted())
-        [RequestSlots(count=2, group=0)]
+        [RequestSlots(count=2, group=0, near=())]
         >>> for effect in master.step(job_events.CancelRequested()):
         ...     print(effect)
         PublishState(state=<JobState.CANCELLING: 5>)
@@ -171,7 +171,7 @@ class JobMaster(JobMasterViews):
             case job_events.SideLoaded():
                 self._perform(self._reports.take_side_loaded(event.key))
             case job_events.EndOfDataReported():
-                self._perform(self._reports.take_end_of_data(event.key))
+                self._perform(self._reports.take_end_of_data(event))
             case job_events.KeptRowsLost():
                 self._perform(self._losses.lose_kept_rows(event))
             case job_events.CommitNoted():

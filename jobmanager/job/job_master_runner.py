@@ -306,7 +306,7 @@ class JobMasterRunner:
         match effect:
             case job_effects.RequestSlots():
                 timeout_ms = self._job.config.slot_request_timeout_ms
-                self._cluster.request_slots(job_id, effect.count, timeout_ms, effect.group)
+                self._cluster.request_slots(job_id, effect, timeout_ms)
             case job_effects.WithdrawRequest():
                 self._cluster.withdraw_request(job_id, effect.group)
             case job_effects.AllocateSlots():

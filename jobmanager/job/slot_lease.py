@@ -14,7 +14,7 @@ seat is asked for once at a time, and by nobody while it has a slot.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from jobmanager.graph.deployment import Endpoint
@@ -22,7 +22,7 @@ from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.graph.slot import Slot
 from jobmanager.messages import job_effects, job_events
-from jobmanager.scheduler.placement import Seat, place_again, seat_of
+from jobmanager.scheduler.placement import Seat, nearest, place_again, seat_of
 
 _Tenant = Seat | str
 """A seat, or the id of a slot apart."""
@@ -52,8 +52,8 @@ class SlotLease:
         >>> vertices = (VertexPlan("read", parallelism=2), VertexPlan("count", parallelism=1))
         >>> lease = SlotLease(JobPlan(vertices))
         >>> everyone = [SubtaskId("read", 0), SubtaskId("read", 1), SubtaskId("count", 0)]
-        >>> lease.request(7, everyone)
-        [RequestSlots(count=2, group=7)]
+        >>> lease.request(7, everyone, lambda subtask: {})
+        [RequestSlots(count=2, group=7, near=())]
         >>> lease.take((Slot("1", "tm-1", "a"), Slot("1", "tm-2", "a")), group=7, attempt=0)
         >>> lease.slot_of(everyone[0]) == lease.slot_of(everyone[2])
         True
@@ -64,8 +64,8 @@ class SlotLease:
         self._tenures: dict[_Tenant, _Tenure] = {}
         self._last_slots: dict[Seat, Slot] = {}
         self._partition_endpoints: dict[str, Endpoint] = {}
-        self._asked: dict[int, tuple[Seat, ...]] = {}
-        """Group -> the seats that it has asked for."""
+        self._asked: dict[int, Mapping[Seat, str]] = {}
+        """Group -> the seats that it has asked for, and the TaskManager of what each reads; "" = anywhere."""
         self._allocating: dict[int, dict[str, int]] = {}
         """Group -> TaskManager that has not answered -> number of the call."""
         self._calls = 0
@@ -81,15 +81,28 @@ class SlotLease:
         """Whether a group has asked for slots."""
         return group in self._asked
 
-    def request(self, group: int, subtasks: Iterable[SubtaskId]) -> list[job_effects.JobEffect]:
-        """Asks for the slots that seats of a group's subtasks lack, and no other group has asked for."""
+    def request(
+        self,
+        group: int,
+        subtasks: Collection[SubtaskId],
+        inputs_of: Callable[[SubtaskId], Mapping[str, int]],
+    ) -> list[job_effects.JobEffect]:
+        """Asks for the slots that seats of a group's subtasks lack, and no other group has asked for.
+
+        Args:
+            inputs_of: TaskManager -> bytes there that a subtask reads, and had best be near.
+        """
         assert group not in self._asked, "one request at a time"
         asked = {seat for seats in self._asked.values() for seat in seats}
-        missing = tuple(seat for seat in self._missing(subtasks) if seat not in asked)
+        missing = [seat for seat in self._missing(subtasks) if seat not in asked]
         if not missing:
             return []
-        self._asked[group] = missing
-        return [job_effects.RequestSlots(len(missing), group)]
+        read: dict[Seat, list[Mapping[str, int]]] = {}
+        for subtask in subtasks:
+            read.setdefault(seat_of(self._plan, subtask), []).append(inputs_of(subtask))
+        self._asked[group] = {seat: nearest(read[seat]) for seat in missing}
+        near = tuple(id for id in self._asked[group].values() if id)
+        return [job_effects.RequestSlots(len(missing), group, near)]
 
     def withdraw(self, group: int) -> list[job_effects.JobEffect]:
         """A group asks no longer, where nothing has come yet, and waits for no process."""
@@ -102,7 +115,9 @@ class SlotLease:
 
     def take(self, slots: tuple[Slot, ...], group: int, attempt: int) -> None:
         """The pool has granted a group's request; more may be missing by now."""
-        placed = place_again(self._asked.pop(group), slots, self._last_slots)
+        asked = self._asked.pop(group)
+        near = {seat: id for seat, id in asked.items() if id}
+        placed = place_again(tuple(asked), slots, self._last_slots, near)
         for seat, slot in placed.items():
             self._tenures[seat] = _Tenure(slot, attempt)
         self._last_slots |= placed

@@ -69,10 +69,15 @@ class PostLater:
 
 @dataclass(frozen=True, slots=True)
 class RequestSlots:
-    """Ask the slot pool."""
+    """Ask the slot pool.
+
+    Attributes:
+        near: TaskManagers that some of the slots had best be on, one of each time that one is named.
+    """
 
     count: int
     group: int = 0
+    near: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ class AttemptReported:
 
     Attributes:
         failure: with FAILED only, as is ``missing``.
-        last: with FINISHED only.
+        last: with FINISHED only, as is ``written``: edge and size in bytes of each complete blocking partition.
     """
 
     key: AttemptKey
@@ -231,6 +231,7 @@ class AttemptReported:
     failure: FailureCause | None = None
     missing: MissingPartition | None = None
     last: c.LastState | None = None
+    written: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +253,14 @@ class SideLoaded:
 
 @dataclass(frozen=True, slots=True)
 class EndOfDataReported:
-    """An attempt has consumed all its input and waits for the commit, or for a checkpoint."""
+    """An attempt has consumed all its input and waits for the commit, or for a checkpoint.
+
+    Attributes:
+        written: edge and size in bytes of each complete blocking partition.
+    """
 
     key: AttemptKey
+    written: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ Source: Flink, JobMasterPartitionTracker and FLIP-1's "partition life-cycle mana
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ class _Held:
     taskmanager_id: str
     slot_id: str
     is_blocking: bool
+    size_bytes: int = 0
 
 
 class PartitionTracker:
@@ -148,6 +150,22 @@ class PartitionTracker:
         version = (partition, producer.key.attempt)
         return version in self._missing or version in self._released
 
+    def read_alone(self, reader: SubtaskId) -> Mapping[str, int]:
+        """TaskManager -> bytes there of complete partitions that this subtask reads, and no other.
+
+        What several subtasks share lies alike for all of them. A size that was not told counts as one byte.
+        """
+        lying: Counter[str] = Counter()
+        for group in self._regions.read_by(reader):
+            if group.edge.exchange is not Exchange.BLOCKING or len(group.consumers) > 1:
+                continue
+            for producer in group.producers:
+                attempt = self._graph.current_of(producer).key.attempt
+                held = self._held.get((KeptOutput(group.edge.id, producer), attempt))
+                if held is not None and held.taskmanager_id != SHARED_STORAGE:
+                    lying[held.taskmanager_id] += max(1, held.size_bytes)
+        return lying
+
     # ------------------------------------------------------------ what happens
 
     def produced(self, attempt: ExecutionAttempt) -> None:
@@ -161,7 +179,8 @@ class PartitionTracker:
             if is_blocking or attempt.terminal:
                 holder = self._holder_of(partition.edge_id, attempt)
                 self._holders.add(holder)
-                self._held[version] = _Held(holder, attempt.slot_id, is_blocking)
+                size_bytes = dict(attempt.written).get(partition.edge_id, 0)
+                self._held[version] = _Held(holder, attempt.slot_id, is_blocking, size_bytes)
                 self._check_version(version)
 
     def adopt(self, attempt: ExecutionAttempt, held: Mapping[KeptOutput, str]) -> None:

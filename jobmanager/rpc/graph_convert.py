@@ -125,6 +125,10 @@ def partition_id(edge_id: str, producer: AttemptKey) -> internal_pb2.PartitionId
     )
 
 
+def _written(partitions: Iterable[internal_pb2.WrittenPartition]) -> tuple[tuple[str, int], ...]:
+    return tuple((one.edge_id, one.size_bytes) for one in partitions)
+
+
 def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> job_events.JobEvent | None:
     """What a TaskManager reports, as an event of the job; None = a kind this version ignores."""
     key = attempt_key(event.attempt)
@@ -139,15 +143,16 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> job_events.JobEvent 
                 producer = AttemptKey(named.vertex, named.subtask_index, named.attempt)
                 missing = job_events.MissingPartition(named.edge_id, producer)
             last = last_state_of(changed.last_states)
+            written = _written(changed.written)
             return job_events.AttemptReported(
-                key, AttemptState(changed.state), failure, missing, last
+                key, AttemptState(changed.state), failure, missing, last, written
             )
         case "splits_discovered":
             discovered = event.splits_discovered
             splits = tuple(split_of(split) for split in discovered.splits)
             return job_events.SplitsReported(key, discovered.operator_uid, splits, discovered.final)
         case "end_of_data":
-            return job_events.EndOfDataReported(key)
+            return job_events.EndOfDataReported(key, _written(event.end_of_data.written))
         case "side_loaded":
             return job_events.SideLoaded(key)
         case "checkpoint_acknowledged":

@@ -22,6 +22,7 @@ from jobmanager.graph.slot import Slot
 from jobmanager.liveness.heartbeat import HeartbeatMonitor
 from jobmanager.liveness.loss_reason import LossReason
 from jobmanager.messages import job_events
+from jobmanager.messages.job_effects import RequestSlots
 from jobmanager.rpc.partition_convert import holdings_of
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from jobmanager.scheduler import slots as s
@@ -38,12 +39,7 @@ from jobmanager.scheduler.registered_client import (
 from jobmanager.scheduler.sought_attempts import SoughtAttempts
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
 from penstock.config import Configuration
-from penstock.errors import (
-    InvariantViolation,
-    JobRejected,
-    StreamError,
-    TaskManagerLost,
-)
+from penstock.errors import InvariantViolation, JobRejected, StreamError, TaskManagerLost
 from penstock.pb import client_pb2
 
 _REGISTRATION_RETRY_MS = 2_000
@@ -392,10 +388,11 @@ class ClusterRunner:
         self._inboxes.pop(job_id, None)
         self._wait_ms_by_job.pop(job_id, None)
 
-    def request_slots(self, job_id: str, count: int, timeout_ms: int, group: int) -> None:
+    def request_slots(self, job_id: str, wanted: RequestSlots, timeout_ms: int) -> None:
         """Asks for slots for a group of subtasks; answered by ``SlotsGranted`` or ``SlotsRefused``."""
         self._wait_ms_by_job[job_id] = timeout_ms
-        self._step(s.SlotsRequested(job_id, count, self._now_ms() + timeout_ms, group))
+        due_ms = self._now_ms() + timeout_ms
+        self._step(s.SlotsRequested(job_id, wanted.count, due_ms, wanted.group, wanted.near))
 
     def slot_wait(self, job_id: str) -> client_pb2.SlotWait | None:
         """What clients see of a job's open requests, from the oldest on; None = it waits for none."""

@@ -3,7 +3,8 @@
 Requests are all or nothing and are served in order of arrival, so that a large job is not starved by
 small ones; only a request for more slots than the cluster has holds nobody up while it waits for more
 TaskManagers. A grant is spread: each slot comes from the TaskManager that is least loaded
-at that moment. A spare slot is for whoever can do without: it is given only where nobody waits.
+at that moment, but for those that had best be near something: where that TaskManager has a free one now, it is taken, and
+else nobody waits for it. A spare slot is for whoever can do without: it is given only where nobody waits.
 
 Groups of a job's subtasks ask one by one: none of them waits for slots of another.
 
@@ -60,12 +61,17 @@ class TaskManagerOffers:
 
 @dataclass(frozen=True, slots=True)
 class SlotsRequested:
-    """A group of a job needs ``count`` slots and waits for them until ``deadline_ms``."""
+    """A group of a job needs ``count`` slots and waits for them until ``deadline_ms``.
+
+    Attributes:
+        near: TaskManagers that some of the slots had best be on, one of each time that one is named.
+    """
 
     job_id: str
     count: int
     deadline_ms: int
     group: int = 0
+    near: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +159,11 @@ class SlotPool:
         >>> [grant] = pool.step(TaskManagerAdded("tm-2", "first", slot_count=4))
         >>> [slot.taskmanager_id for slot in grant.slots]
         ['tm-1', 'tm-2']
+
+    Example: what reads files of tm-2 goes there, though more is free elsewhere.
+        >>> [grant] = pool.step(SlotsRequested("other", count=1, deadline_ms=9, near=("tm-2",)))
+        >>> [slot.taskmanager_id for slot in grant.slots]
+        ['tm-2']
     """
 
     def __init__(self) -> None:
@@ -232,7 +243,7 @@ class SlotPool:
             case TaskManagerOffers():
                 self._note_drained(event)
             case SlotsRequested():
-                assert event.count >= 1, "a job needs at least one slot"
+                assert event.count >= max(1, len(event.near)), "a job needs at least one slot"
                 key = event.job_id, event.group
                 assert key not in self._queue, "one open request per group"
                 self._queue[key] = event
@@ -325,11 +336,15 @@ class SlotPool:
             if request.count > self.free:
                 break
             del self._queue[request.job_id, request.group]
-            slots = tuple(
-                self._take(request.job_id, self._with_free()) for _ in range(request.count)
-            )
-            effects.append(GrantSlots(request.job_id, slots, request.group))
+            effects.append(GrantSlots(request.job_id, self._choose(request), request.group))
         return effects
+
+    def _choose(self, request: SlotsRequested) -> tuple[Slot, ...]:
+        job_id = request.job_id
+        slots = [self._take(job_id, [id]) for id in request.near if id in self._with_free()]
+        while len(slots) < request.count:
+            slots.append(self._take(job_id, self._with_free()))
+        return tuple(slots)
 
     def _take(self, job_id: str, candidates: Iterable[str]) -> Slot:
         """The next slot of the least loaded of some TaskManagers that have free ones."""

@@ -64,6 +64,7 @@ class DirectPartition:
 
     flush_deadline_ns: int | None = None
     is_complete = True
+    sealed_bytes = 0
     waiting_batches = 0
 
     def __init__(

@@ -88,9 +88,11 @@ class ResultPartition(ReadablePartition):
 
     Attributes:
         is_served_here: consumers read it from the process of its producer.
+        sealed_bytes: of its files, where it is read when it is complete, and is; else 0.
     """
 
     is_served_here = True
+    sealed_bytes = 0
 
     def __init__(self, context: PartitionContext) -> None:
         self.partition_id = context.partition_id

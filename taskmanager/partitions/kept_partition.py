@@ -250,8 +250,8 @@ class BlockingPartition(KeptPartition):
                 self._serving_failed,
             )
 
-    def _sealed(self, _index: PartitionIndex) -> None:
-        self._is_sealed = True
+    def _sealed(self, index: PartitionIndex) -> None:
+        self._is_sealed, self.sealed_bytes = True, index.size_bytes
         if not self._is_released:
             self._context.on_available()
 

@@ -37,6 +37,7 @@ from taskmanager.task.attempt_failure import cause_of, missing_partition, readab
 from taskmanager.task.lifecycle import Lifecycle
 from taskmanager.task.restore_silence import RestoreSilence
 from taskmanager.task.subtask import Progress, Subtask
+from taskmanager.task.written_partitions import written_by
 from taskmanager.user_code.user_output import AttemptOutput
 
 _log = structlog.get_logger()
@@ -172,7 +173,8 @@ class Execution:
                 self._report_event(side_loaded=internal_pb2.SideLoaded())
             if progress is Progress.WAITING and not self._has_reported_end:
                 self._has_reported_end = True
-                self._report_event(end_of_data=internal_pb2.EndOfDataReached())
+                reached = internal_pb2.EndOfDataReached(written=written_by(self._subtask))
+                self._report_event(end_of_data=reached)
             elif progress is Progress.ENDED:
                 self._leave()
             return progress
@@ -418,10 +420,8 @@ class Execution:
 
     def metrics(self) -> internal_pb2.AttemptMetrics:
         """The counters of this attempt."""
-        counters, gauges = self._parts.counters, self._parts.gauges()
-        return internal_pb2.AttemptMetrics(
-            attempt=self.attempt, metrics=counters.to_proto(), gauges=gauges
-        )
+        metrics, gauges = self._parts.counters.to_proto(), self._parts.gauges()
+        return internal_pb2.AttemptMetrics(attempt=self.attempt, metrics=metrics, gauges=gauges)
 
     def report_splits(self, discovered: internal_pb2.SplitsDiscovered) -> None:
         """Sends discovered splits to the JobManager."""
@@ -469,6 +469,7 @@ class Execution:
             failure=failure,
             missing_partition=missing_partition,
             last_states=last_states,
+            written=written_by(self._subtask) if state == ATTEMPT_STATE_FINISHED else (),
         )
         self._report_event(state_changed=changed)
         if self._lifecycle.is_terminal:

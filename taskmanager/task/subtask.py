@@ -227,6 +227,12 @@ class Subtask:
             self._input.stop()
             self.phase = SubtaskPhase.ENDING
 
+    @property
+    def sealed_bytes(self) -> dict[str, int]:
+        """Edge -> size of what is complete for consumers that begin with that."""
+        partitions = (one for one in self._partitions if one.sealed_bytes)
+        return {one.partition_id.edge_id: one.sealed_bytes for one in partitions}
+
     def _end_data(self) -> Progress:
         for partition in self._partitions:
             partition.end_data()

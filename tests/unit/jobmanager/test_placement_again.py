@@ -46,6 +46,13 @@ def test_the_rest_is_spread() -> None:
     assert place_again(["x", "y"], [A0, A1, B0], {}) == {"x": A0, "y": B0}
 
 
+def test_who_is_near_something_goes_there_wherever_it_was() -> None:
+    assert place_again(["x", "y"], [A0, B0], {"x": A0}, {"x": "b"}) == {"x": B0, "y": A0}
+    assert place_again(["x"], [A0, B1], {"x": B1}, {"x": "b"}) == {"x": B1}
+    assert place_again(["x"], [A1], {}, {"x": "b"}) == {"x": A1}, "there is no room near it"
+    assert place_again(["x"], [A1], {}, {"x": "b", "y": "a"}) == {"x": A1}, "y has its slot already"
+
+
 SLOTS = st.builds(
     lambda tm, n: Slot(f"{tm}-{n}", tm, "1"), st.sampled_from("abcd"), st.integers(0, 4)
 )
@@ -62,6 +69,13 @@ def test_nothing_could_be_kept_better(data: st.DataObject) -> None:
         if slot is not None
     }
     placed = place_again(tenants, free, previous)
+    homes_alone = {tenant: slot.taskmanager_id for tenant, slot in previous.items()}
+    in_them = {
+        t: slot.taskmanager_id for t, slot in place_again(tenants, free, {}, homes_alone).items()
+    }
+    assert Counter(t for t, home in homes_alone.items() if in_them[t] == home).total() == sum(
+        placed[t].taskmanager_id == home for t, home in homes_alone.items()
+    )
     assert list(placed) == tenants
     assert len(set(placed.values())) == len(tenants)
     assert set(placed.values()) <= set(free)

@@ -119,10 +119,28 @@ def test_a_spare_slot_is_given_at_once_or_not_at_all() -> None:
     assert granted(pool.step(s.SlotsFreed("j", (spare,))))
 
 
+def test_what_had_best_be_somewhere_is_there_where_that_has_room_now() -> None:
+    pool = pool_of(a=2, b=2)
+    [two] = pool.step(s.SlotsRequested("j", 3, 100, near=("b", "gone", "b")))
+    assert [slot.taskmanager_id for slot in two.slots] == ["b", "b", "a"]
+    [one] = pool.step(s.SlotsRequested("k", 1, 100, near=("b",)))
+    assert [slot.taskmanager_id for slot in one.slots] == ["a"], "nobody waits for the place"
+    drained = pool_of(a=1, b=1)
+    drained.step(s.TaskManagerOffers("b", is_drained=True))
+    [one] = drained.step(s.SlotsRequested("j", 1, 100, near=("b",)))
+    assert [slot.taskmanager_id for slot in one.slots] == ["a"]
+
+
 EVENTS = st.one_of(
     st.builds(s.TaskManagerAdded, st.sampled_from("ab"), st.sampled_from("12"), st.integers(1, 3)),
     st.builds(s.TaskManagerRemoved, st.sampled_from("ab")),
-    st.tuples(st.just("request"), st.sampled_from("xyz"), st.integers(0, 2), st.integers(1, 4)),
+    st.tuples(
+        st.just("request"),
+        st.sampled_from("xyz"),
+        st.integers(0, 2),
+        st.integers(1, 4),
+        st.lists(st.sampled_from("abc"), max_size=4),
+    ),
     st.tuples(st.just("free"), st.sampled_from("xyz")),
     st.tuples(st.just("spare"), st.sampled_from("xyz"), st.sets(st.sampled_from("ab"))),
     st.builds(s.RequestWithdrawn, st.sampled_from("xyz"), st.integers(0, 2)),
@@ -142,11 +160,11 @@ def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
     drained: set[str] = set()
     for event in events:
         match event:
-            case ("request", str(job), int(group), int(count)):
+            case ("request", str(job), int(group), int(count), list(near)):
                 if (job, group) in open_requests or len(ledger.get(job, ())) > 2:
                     continue
                 open_requests[job, group] = count
-                effects = pool.step(s.SlotsRequested(job, count, 10, group))
+                effects = pool.step(s.SlotsRequested(job, count, 10, group, tuple(near[:count])))
             case ("spare", str(job), set(avoided)):
                 effects = []
                 there = any(pool.counts(name)[1] for name in {"a", "b"} - avoided - drained)

@@ -31,6 +31,7 @@ class FakeSubtask:
 
     def __init__(self):
         self.is_waiting = False
+        self.sealed_bytes = {}
         self.closed = 0
         self.committed = 0
         self.is_discarded = False
@@ -213,6 +214,20 @@ def test_the_end_of_the_data_is_reported_once():
     slot.run()
     events = [r.task_event for r in slot.reports if r.WhichOneof("report") == "task_event"]
     assert sum(event.HasField("end_of_data") for event in events) == 1
+
+
+def test_the_sizes_of_what_is_complete_are_told_with_the_end_of_the_data_and_of_the_attempt():
+    slot = Slot()
+    slot.subtask.is_waiting, slot.subtask.sealed_bytes = True, {"e": 7}
+    slot.run()
+    slot.command(commit_output=internal_pb2.CommitOutput())
+    slot.run()
+    events = [r.task_event for r in slot.reports if r.HasField("task_event")]
+    told = [e.end_of_data.written for e in events if e.HasField("end_of_data")]
+    told += [e.state_changed.written for e in events if e.HasField("state_changed")]
+    written = [internal_pb2.WrittenPartition(edge_id="e", size_bytes=7)]
+    assert [list(one) for one in told] == [written, [], [], written]
+    assert slot.states == ["INITIALIZING", "RUNNING", "FINISHED"]
 
 
 def test_a_restore_that_reads_nothing_any_more_fails_and_is_not_waited_for():

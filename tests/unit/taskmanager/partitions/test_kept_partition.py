@@ -465,9 +465,11 @@ def test_a_blocking_partition_is_sealed_before_it_is_drained(tmp_path: Path) -> 
         assert SealedStore(tmp_path).held() == []
     end(partition)
     assert not partition.is_drained()
+    assert partition.sealed_bytes == 0
     mailbox.run()
     assert partition.is_drained()
     assert mailbox.woken
+    assert partition.sealed_bytes == sum(file.stat().st_size for file in tmp_path.rglob("*.arrow"))
     partition.retire()
     mailbox.run()
     assert mailbox.released == 1
