@@ -27,7 +27,9 @@ from benchmarks.gated_job import ENDLESS, TIMEOUT_S, GatedJob
 from benchmarks.measure import bench_cluster, live_slots_cpu_s, result, slot_pids
 from benchmarks.state_benchmarks import StateSettings, attempts_of, numbers, when_all
 from penstock.pb import client_pb2
-from penstock.storage.open_store import open_bucket
+from penstock.storage.manifest import references
+from penstock.storage.object_store import ranges_of
+from penstock.storage.restore_point import open_restore_point
 
 INCREMENTS: Final = 4
 CHANGED_SHARE: Final = 0.05
@@ -35,7 +37,6 @@ CHANGED_SHARE: Final = 0.05
 ROUNDS: Final = 3
 THREADS: Final = 8
 """Of each process of the plain download."""
-_RANGE_BYTES: Final = 8 << 20
 
 
 def run_store_restore(settings: StateSettings, s3: str, repeat: int) -> Iterator[dict[str, Any]]:
@@ -56,7 +57,7 @@ def run_store_restore(settings: StateSettings, s3: str, repeat: int) -> Iterator
             workers = ended.enter_context(
                 ProcessPoolExecutor(parallelism, get_context("spawn"), initializer=_connect)
             )
-            pieces, bucket = _pieces(place), place.split("/")[2]
+            pieces, bucket = _pieces(f"{place}/{stored.handle.job_id}"), place.split("/")[2]
             _download(workers, bucket, pieces, parallelism)  # makes the connections
             raw: list[float] = []
             of_local: list[_Restored] = []
@@ -80,7 +81,7 @@ def run_store_restore(settings: StateSettings, s3: str, repeat: int) -> Iterator
             "checkpoint_interval_s": None,
             "state_bytes": settings.state_bytes,
             "checkpoints_in_chain": INCREMENTS + 1,
-            "object_bytes": sum(size for _, _, size in pieces),
+            "downloaded_bytes": sum(size for _, _, size in pieces),
             "restored_bytes": of_stored[-1].store_bytes,
             "local_s": [one.seconds for one in of_local],
             "raw_download_s": raw,
@@ -191,14 +192,15 @@ def _connect() -> None:
     _client = boto3.session.Session().client("s3", config=config)
 
 
-def _pieces(place: str) -> list[_Piece]:
-    """All objects below a place, cut into ranges."""
-    bucket, prefix = open_bucket(place)
-    return [
-        (one.key, start, min(_RANGE_BYTES, one.size_bytes - start))
-        for one in bucket.below(prefix)
-        for start in range(0, one.size_bytes, _RANGE_BYTES)
-    ]
+def _pieces(directory: str) -> list[_Piece]:
+    """All that a job's newest checkpoint names, cut into ranges."""
+    found = []
+    prefix = directory.removeprefix("s3://").partition("/")[2]
+    for reference in references(open_restore_point(directory).manifest):
+        one = reference.location
+        for _, start, size in ranges_of(one.path, one.offset, one.size_bytes):
+            found.append((f"{prefix}/{one.path}", start, size))
+    return found
 
 
 def _download(

@@ -36,7 +36,7 @@ from typing_extensions import override
 
 from penstock.connectors.messages import os_reason, shorten
 from penstock.connectors.sink import SinkContext
-from penstock.errors import StoreNotFound, StoreTransient, TaskFailure
+from penstock.errors import StoreNotFound, StoreTransient, TaskFailure, Unrecoverable
 from penstock.pb import graph_pb2
 from penstock.rows.schema import user_batch
 from penstock.storage.open_store import is_s3
@@ -85,6 +85,8 @@ class FileSinkWriter(SinkWriter):
         """Of those held, what the checkpoint that is being taken does not end."""
         self._finished: list[OutputFile] = []
         self._adopted: list[FileNames] = []
+        self._sizes: dict[str, int] = {}
+        """By pending name, of files that are safe and not committed; any thread."""
         self._prepared = PreparedFiles(self._complete, self._sync)
         self._count = 0
         self._has_rival = False
@@ -204,6 +206,7 @@ class FileSinkWriter(SinkWriter):
             self._start_file(file)
         with self._writing(file.names.hidden):
             file.complete()
+        self._sizes[file.names.pending] = file.complete_bytes
 
     def _sync(self, directory: Path) -> None:
         with self._writing(str(directory)):
@@ -251,6 +254,7 @@ class FileSinkWriter(SinkWriter):
             self._count += 1
             with self._writing(path):
                 Path(path).rename(names.pending)
+                self._sizes |= self._place.sizes([names.pending])
             self._adopted.append(names)
             directories |= names.directories
         for directory in directories:
@@ -312,6 +316,15 @@ class FileSinkWriter(SinkWriter):
         return self._prepared.work
 
     @override
+    def described(self, committables: list[bytes]) -> list[bytes]:
+        found = []
+        for fields in map(json.loads, committables):
+            size_bytes = self._sizes.get(fields.get("held_of", fields["pending"]))
+            known = {} if size_bytes is None else {"size_bytes": size_bytes}
+            found.append(json.dumps(fields | known).encode())
+        return found
+
+    @override
     def commit(self, committables: list[bytes]) -> None:
         missing = self._commit(committables, is_repeated=False)
         if missing:
@@ -332,14 +345,18 @@ class FileSinkWriter(SinkWriter):
         """Gives files their final names; returns those that are gone under both names."""
         if not committables:
             return []
+        pairs = [*map(_decode, committables)]
         with self._writing(self._directory):
-            return self._place.commit([*map(_decode, committables)], is_repeated=is_repeated)
+            missing = self._place.commit(pairs, is_repeated=is_repeated)
+        for pending, _ in pairs:
+            self._sizes.pop(pending, None)
+        return missing
 
     @override
     def hold(self, checkpoint_id: int, committables: list[bytes]) -> list[bytes]:
         """The files get second names, under which neither an end of the job nor a restart looks for leftovers."""
         return [
-            _encode(self._place.held_name(pending, final, checkpoint_id), final)
+            _encode(self._place.held_name(pending, final, checkpoint_id), final, held_of=pending)
             for pending, final in map(_decode, committables)
         ]
 
@@ -363,6 +380,8 @@ class FileSinkWriter(SinkWriter):
                 file.remove()
         with self._writing(self._directory):
             self._place.remove_pending(names)
+        for name in names:
+            self._sizes.pop(name, None)
         self._place.remove_made()
 
     # -- the beginning and the end of an attempt
@@ -370,9 +389,10 @@ class FileSinkWriter(SinkWriter):
     @override
     def recover(self, committables: list[bytes], *, is_speculative: bool = False) -> None:
         self._has_rival = is_speculative
+        self._check_whole(committables)
         for final in self._commit(committables, is_repeated=True):
             if self._tag not in final.rpartition("/")[2]:
-                raise TaskFailure(
+                raise Unrecoverable(
                     f"{final}: the output that the savepoint or checkpoint of another job had prepared cannot be "
                     "committed: it is there neither under this name nor hidden; start with --in-doubt leave "
                     "where it is not wanted any more"
@@ -382,6 +402,20 @@ class FileSinkWriter(SinkWriter):
         if self._context.attempt > 0 and not is_speculative:
             with self._writing(self._directory):
                 self._place.remove_leftovers()
+
+    def _check_whole(self, committables: list[bytes]) -> None:
+        """What is still to be committed must be what was prepared: readers would see a part of it for good."""
+        named = {fields["pending"]: fields for fields in map(json.loads, committables)}
+        with self._writing(self._directory):
+            sizes = self._place.sizes([one for one in named if "size_bytes" in named[one]])
+        for pending, size_bytes in sizes.items():
+            expected = named[pending]["size_bytes"]
+            if size_bytes != expected:
+                raise Unrecoverable(
+                    f"{pending}: {expected} bytes of output were prepared under this name, {size_bytes} are there: it "
+                    f"cannot be committed as {named[pending]['final']}; put the file back as it was, or start from "
+                    "another checkpoint or savepoint (from another job's also with --in-doubt leave)"
+                )
 
     @override
     def close(self) -> None:
@@ -411,8 +445,8 @@ class FileSinkWriter(SinkWriter):
             ) from error
 
 
-def _encode(pending: str, final: str) -> bytes:
-    return json.dumps({"pending": pending, "final": final}).encode()
+def _encode(pending: str, final: str, **others: str) -> bytes:
+    return json.dumps({"pending": pending, "final": final, **others}).encode()
 
 
 def _decode(committable: bytes) -> tuple[str, str]:

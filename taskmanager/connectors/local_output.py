@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -112,6 +112,14 @@ class LocalOutput(OutputPlace):
         filled = {above for directory in directories for above in (directory, *directory.parents)}
         self._made = [made for made in self._made if made not in filled]
         return missing
+
+    @override
+    def sizes(self, names: Collection[str]) -> Mapping[str, int]:
+        found = {}
+        for name in names:
+            with suppress(FileNotFoundError):
+                found[name] = Path(name).stat().st_size
+        return found
 
     @override
     def held_name(self, pending: str, final: str, savepoint_id: int) -> str:

@@ -42,6 +42,7 @@ class OutputFile:
         held_bytes: size of these.
         created_ms: when the first row came.
         written_ms: when the last row came.
+        complete_bytes: size of the file, once it is complete.
     """
 
     names: FileNames
@@ -51,6 +52,7 @@ class OutputFile:
     written_ms: int = 0
     was_written: bool = True
     is_complete: bool = False
+    complete_bytes: int = 0
     _file: HiddenFile | None = None
     _encoder: FileEncoder | None = None
 
@@ -126,6 +128,7 @@ class OutputFile:
         assert self._encoder is not None, "it is started"
         assert self._file is not None, "it is started"
         self._encoder.finish()
+        self.complete_bytes = self._file.stream.tell()
         self._file.complete()
         self._encoder = None
         self.is_complete = True

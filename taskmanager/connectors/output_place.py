@@ -7,7 +7,7 @@ is committed; a savepoint that names it gives it a *held* one besides. Names are
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -99,6 +99,10 @@ class OutputPlace(ABC):
         Returns:
             Final names of those that are gone under both.
         """
+
+    @abstractmethod
+    def sizes(self, names: Collection[str]) -> Mapping[str, int]:
+        """Sizes in bytes of pending or held files, as far as they are there."""
 
     @abstractmethod
     def held_name(self, pending: str, final: str, savepoint_id: int) -> str:

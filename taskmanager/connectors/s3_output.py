@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
@@ -83,6 +83,11 @@ class S3Output(OutputPlace):
         there = frozenset(self._bucket.which(keys))
         left = {self._bucket.uri(key): key for key in keys if key not in there}
         return there | {left[uri] for uri in ReplacedFiles().among(left)}
+
+    @override
+    def sizes(self, names: Collection[str]) -> Mapping[str, int]:
+        found = self._bucket.sizes(map(_key, names))
+        return {name: found[key] for name in names if (key := _key(name)) in found}
 
     @override
     def held_name(self, pending: str, final: str, savepoint_id: int) -> str:

@@ -89,6 +89,15 @@ class SinkWriter(ABC):
         """
         return None
 
+    def described(self, committables: list[bytes]) -> list[bytes]:
+        """What was prepared, as a snapshot names it, once it is safe: with what ``recover`` knows it again by; any
+        thread.
+
+        Args:
+            committables: of ``prepare_commit`` or ``hold``.
+        """
+        return committables
+
     def commit(self, committables: list[bytes]) -> None:
         """Shows what was prepared; repeatable."""
 

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 NOTHING: tuple[OperatorOutput, ...] = ()
 
+LateItems = Mapping[str, Sequence[bytes]]
+"""Items of lists of an operator, by their names, of which not all was known when a snapshot was taken."""
+
 
 @dataclass(slots=True)
 class OperatorContext:
@@ -177,9 +180,10 @@ class Operator:
         Called once per checkpoint, before the backends are snapshotted and before the next batch.
         """
 
-    def finish_snapshot(self, checkpoint_id: int) -> Callable[[], None] | None:
+    def finish_snapshot(self, checkpoint_id: int) -> Callable[[], LateItems | None] | None:
         """Called right after ``prepare_snapshot``: what is left to do on an I/O thread before the snapshot
-        counts (a sink: to sync its files). If that raises, the attempt fails."""
+        counts (a sink: to sync its files). If that raises, the attempt fails; what it returns takes the place of
+        items of lists that ``prepare_snapshot`` has put there."""
         return None
 
     def on_checkpoint_completed(self, checkpoint_id: int) -> None:

@@ -32,12 +32,12 @@ from typing_extensions import override
 
 from common.elements import CheckpointBarrier, ControlElement, OperatorOutput, WrittenFiles
 from penstock.connectors.sink import SinkContext
-from penstock.errors import TaskFailure
+from penstock.errors import TaskFailure, Unrecoverable
 from penstock.pb import graph_pb2
 from penstock.rows.schema import user_batch
 from taskmanager.connectors.factory import build_sink_writer
 from taskmanager.connectors.sink_writer import SinkWriter
-from taskmanager.operators.operator import NOTHING, Handling, Operator, OperatorContext
+from taskmanager.operators.operator import NOTHING, Handling, LateItems, Operator, OperatorContext
 from taskmanager.state.operator_state import SPLIT, UNION
 from taskmanager.user_code.user_failure import user_traceback
 
@@ -57,6 +57,8 @@ class SinkOperator(Operator):
             self.handling = Handling.AT_ONCE
         self._writer: SinkWriter | None = None
         self._prepared: dict[int, list[bytes]] = {}
+        self._named: list[bytes] = []
+        """What the newest snapshot names."""
         self._in_doubt: dict[int, list[bytes]] = {}
         """By savepoint what it names as prepared, until a checkpoint behind it has committed that."""
         self._savepoint_id: int | None = None
@@ -178,22 +180,27 @@ class SinkOperator(Operator):
         if checkpoint_id == self._savepoint_id and named:
             self._in_doubt[checkpoint_id] = named
             named = self._opened.hold(checkpoint_id, named)
+        self._named = named
+        self._committables.items = self._with_owner(named)
+
+    def _with_owner(self, named: list[bytes]) -> list[bytes]:
         owner = _OWNER.pack(self.context.subtask_index)
-        self._committables.items = [owner + committable for committable in named]
+        return [owner + committable for committable in self._opened.described(named)]
 
     @override
-    def finish_snapshot(self, checkpoint_id: int) -> Callable[[], None] | None:
-        work = self._opened.finish_prepared()
-        held = self._in_doubt.get(checkpoint_id)
-        if held is None:
-            return work
+    def finish_snapshot(self, checkpoint_id: int) -> Callable[[], LateItems] | None:
+        work, named = self._opened.finish_prepared(), self._named
+        held = self._in_doubt.get(checkpoint_id, [])
+        if work is None and not held:
+            return None  # it was safe before it was named
 
-        def keep() -> None:
+        def finish() -> LateItems:
             if work is not None:
                 work()
             self._opened.keep_held(checkpoint_id, held)
+            return {_STATE: self._with_owner(named)}
 
-        return keep
+        return finish
 
     @override
     def on_checkpoint_completed(self, checkpoint_id: int) -> None:
@@ -266,7 +273,7 @@ class SinkOperator(Operator):
         """Turns what a writer raises into a failure that names the sink."""
         try:
             yield
-        except TaskFailure:
+        except (TaskFailure, Unrecoverable):
             raise
         except Exception as error:
             raise TaskFailure(

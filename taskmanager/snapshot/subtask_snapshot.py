@@ -26,7 +26,7 @@ from penstock.storage.checkpoint_properties import (
     SavepointFormat,
 )
 from taskmanager.operators.metrics import SubtaskCounters
-from taskmanager.operators.operator import Operator
+from taskmanager.operators.operator import LateItems, Operator
 from taskmanager.state.backend import BackendSnapshot, KeyedStateBackend
 from taskmanager.state.operator_state import OperatorStateStore
 
@@ -39,6 +39,7 @@ _SMALL_LIST_BYTES = 1024
 
 
 LastStates = Sequence[checkpoint_pb2.OperatorSnapshot]
+_Work = Callable[[], LateItems | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +180,12 @@ class SubtaskSnapshotter:
             outputs=positions.outputs,
         )
         frozen: list[BackendSnapshot | None] = []
-        work: list[Callable[[], None]] = []
+        work: list[_Work | None] = []
         try:
             for part in self._parts:
-                snapshot.operators.append(self._sync_part(part, barrier.checkpoint_id, work))
+                operator, left = self._sync_part(part, barrier.checkpoint_id)
+                snapshot.operators.append(operator)
+                work.append(left)
                 frozen.append(
                     None
                     if part.backend is None
@@ -215,7 +218,7 @@ class SubtaskSnapshotter:
             The lists; None = they are being written.
         """
         parts = [part for part in self._parts if part.is_of_function]
-        operators = [self._sync_part(part, 0, []) for part in parts]
+        operators = [self._sync_part(part, 0)[0] for part in parts]
         snapshot = checkpoint_pb2.SubtaskSnapshot(
             operators=[operator for operator in operators if operator.lists]
         )
@@ -245,32 +248,33 @@ class SubtaskSnapshotter:
             when_written(snapshot.operators)
 
     def _sync_part(
-        self, part: SnapshotPart, checkpoint_id: int, work: list[Callable[[], None]]
-    ) -> checkpoint_pb2.OperatorSnapshot:
+        self, part: SnapshotPart, checkpoint_id: int
+    ) -> tuple[checkpoint_pb2.OperatorSnapshot, _Work | None]:
+        left = None
         if part.operator is not None:
             part.operator.prepare_snapshot(checkpoint_id)
             left = part.operator.finish_snapshot(checkpoint_id)
-            if left is not None:
-                work.append(left)
-        return checkpoint_pb2.OperatorSnapshot(
+        operator = checkpoint_pb2.OperatorSnapshot(
             operator_uid=part.uid,
             lists=part.operator_state.snapshot(),
             splits=part.splits(checkpoint_id) if part.splits is not None else (),
             split_parallelism=part.split_parallelism,
         )
+        return operator, left
 
     def _finish(
         self,
         barrier: CheckpointBarrier,
         snapshot: checkpoint_pb2.SubtaskSnapshot,
         frozen: Sequence[BackendSnapshot | None],
-        work: Sequence[Callable[[], None]],
+        work: Sequence[_Work | None],
     ) -> None:
         """The asynchronous part, on an I/O thread."""
         started_ns = self._clock.monotonic_ns()
         try:
-            for left in work:
-                left()
+            for operator, left in zip(snapshot.operators, work, strict=True):
+                if left is not None:
+                    _put_late(operator, left())
             # Of the job's own checkpoint the JobManager makes the savepoint.
             target = barrier.properties.target if barrier.properties.is_savepoint else ""
             self._write(barrier.checkpoint_id, target, snapshot, frozen)
@@ -320,6 +324,13 @@ class SubtaskSnapshotter:
             for held in operator.lists:
                 if sum(map(len, held.items)) > max(self._inline_max_bytes, _SMALL_LIST_BYTES):
                     yield f"list/{index}/{held.name}", held
+
+
+def _put_late(operator: checkpoint_pb2.OperatorSnapshot, late: LateItems | None) -> None:
+    """Puts items in the place of those that were taken when not all was known of them."""
+    for held in operator.lists:
+        if late is not None and held.name in late:
+            held.items[:] = late[held.name]
 
 
 def _obstacle(properties: CheckpointProperties, *, is_incremental: bool) -> str:

@@ -9,6 +9,7 @@ a checkpoint, fails once, and is stopped.
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -114,7 +115,20 @@ class Branches:
         *,
         claim: bool = False,
     ) -> JobHandle:
-        """Starts a job; from this savepoint on."""
+        """Starts a job, from this savepoint on, and waits until it reads."""
+        handle = self.start(name, path, config, claim=claim)
+        await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > 1_000)
+        return handle
+
+    def start(
+        self,
+        name: str,
+        path: str = "",
+        config: Mapping[str, str] = MappingProxyType({}),
+        *,
+        claim: bool = False,
+    ) -> JobHandle:
+        """The same, without waiting."""
         own = {
             "execution.checkpointing.interval": "1h",
             "execution.checkpointing.dir": str(self._directory / "checkpoints"),
@@ -126,9 +140,19 @@ class Branches:
         counted.write_parquet(str(self._directory / name / "files")).uid("files")
         ledger = Ledger(self._directory / name / "ledger", self.kept, self.trap(name))
         counted.sink(ledger).uid("ledger")
-        handle = env.submit(name, from_savepoint=path or None, claim=claim)
-        await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > 1_000)
-        return handle
+        return env.submit(name, from_savepoint=path or None, claim=claim)
+
+    def check_that_prepared_output_is_looked_at(self, path: str, said: Mapping[str, str]) -> None:
+        """What a savepoint has prepared is no part of any branch where it is not what was prepared."""
+        held, *_ = sorted((self._directory / "original" / "files").glob(".held-*"))
+        content = held.read_bytes()
+        held.write_bytes(content[:-1])
+        with pytest.raises(ps.JobFailed, match=re.escape(f"{held}: {len(content)} bytes")):
+            self.start("refused", path, said).wait(DEADLINE_S)
+        held.unlink()
+        with pytest.raises(ps.JobFailed, match=r"/part-.* neither under this name nor hidden"):
+            self.start("refused", path, said).wait(DEADLINE_S)
+        held.write_bytes(content)
 
     def trap(self, name: str) -> Path:
         """What has the job's sink fail behind a savepoint."""
@@ -225,6 +249,10 @@ def test_two_forks_share_nothing_but_what_was_before(
 ) -> None:
     original, path = branches.original(doubt)
     committed = branches.published("original") if doubt else range(0)
+    if doubt == "commit":
+        branches.check_that_prepared_output_is_looked_at(
+            path, {"execution.state-recovery.in-doubt": doubt}
+        )
     said = {"execution.state-recovery.in-doubt": doubt} if doubt else {}
     forks = {"one": branches.submit("one", path, said)}
     branches.checkpoint("one", forks["one"])

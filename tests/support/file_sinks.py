@@ -50,7 +50,7 @@ def prepare(writer: SinkWriter, checkpoint_id: int = 1) -> list[bytes]:
     """Both parts of a prepare, one right after the other."""
     committables = writer.prepare_commit(checkpoint_id)
     finish(writer)
-    return committables
+    return writer.described(committables)
 
 
 def finish(writer: SinkWriter) -> None:

@@ -114,13 +114,18 @@ class S3Bucket:
         return self._connection.transfers.submit(self.read, found, offset, size_bytes)
 
     def which(self, keys: Iterable[str]) -> set[str]:
-        """Those of the keys that objects have.
+        """Those of the keys that objects have; raises as ``sizes`` does."""
+        return set(self.sizes(keys))
+
+    def sizes(self, keys: Iterable[str]) -> dict[str, int]:
+        """Sizes in bytes of the objects that have these keys, as far as they are there.
 
         Raises:
             StoreTransient: one cannot be looked at now.
         """
         begun = {key: self._connection.transfers.submit(self.find, key) for key in set(keys)}
-        return {key for key, one in begun.items() if one.result() is not None}
+        found = {key: one.result() for key, one in begun.items()}
+        return {key: one.size_bytes for key, one in found.items() if one is not None}
 
     def put(self, key: str, content: bytes) -> None:
         """Writes a small object.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 import penstock as ps
 from penstock.connectors.files import file_sink, file_source
 from penstock.connectors.sink import SinkContext
-from penstock.errors import JobRejected, TaskFailure
+from penstock.errors import JobRejected, TaskFailure, Unrecoverable
 from penstock.pb import graph_pb2
 from penstock.storage.s3.bucket import S3Bucket
 from taskmanager.connectors.factory import build_sink_writer
@@ -145,6 +146,33 @@ def test_output_that_is_gone_under_both_names_is_an_error(output: Output) -> Non
     output.bucket.delete(f"{output.prefix}/{name}" for name in output.names())
     with pytest.raises(TaskFailure, match="cannot be committed"):
         writer.commit(committables)
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_prepared_object_that_is_not_what_was_prepared_is_never_shown(
+    output: Output, is_held: bool
+) -> None:
+    writer = output.opened()
+    writer.write(batch())
+    named = prepare(writer)
+    if is_held:
+        bare = writer.hold(7, named)
+        writer.keep_held(7, named)
+        named = writer.described(bare)
+    uri = json.loads(named[0])["pending"]
+    name = uri.removeprefix(f"{output.uri}/")
+    content = output.content(name)
+    output.bucket.put(f"{output.prefix}/{name}", content[:-1])
+    other = output.opened(job="c" * 32)
+    with pytest.raises(Unrecoverable, match=re.escape(f"{uri}: {len(content)} bytes")):
+        other.recover(named)
+    output.bucket.delete([f"{output.prefix}/{name}"])
+    with pytest.raises(Unrecoverable, match="neither under this name nor hidden"):
+        other.recover(named)
+    assert output.visible() == []
+    output.bucket.put(f"{output.prefix}/{name}", content)
+    other.recover(named)
+    assert output.rows() == list(range(100))
 
 
 def test_a_file_of_many_parts_is_streamed_and_copied_in_parts(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.connectors import file_sink
-from penstock.errors import StreamError, TaskFailure
+from penstock.errors import StreamError, TaskFailure, Unrecoverable
 from taskmanager.connectors import file_sink as file_sink_module
 from taskmanager.connectors import local_output
 from taskmanager.connectors.hidden_files import output_tag, sweep_hidden_files
@@ -224,6 +225,49 @@ def test_committed_files_that_were_taken_away_do_not_stop_a_restore(tmp_path: Pa
 
 
 # ---------------------------------------------------------------- rolling by time
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "empty"])
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_prepared_file_that_is_not_what_was_prepared_is_never_shown(
+    tmp_path: Path, damage: str, is_held: bool
+) -> None:
+    writer = opened(file_sink("json", tmp_path))
+    writer.write(batch())
+    named = prepare(writer)
+    if is_held:
+        bare = writer.hold(7, named)
+        writer.keep_held(7, named)
+        named = writer.described(bare)
+    path = Path(json.loads(named[0])["pending"])
+    content = path.read_bytes()
+    path.write_bytes({"cut": content[:-1], "longer": content + b"\n", "empty": b""}[damage])
+    second = opened(file_sink("json", tmp_path), attempt=1)
+    with pytest.raises(Unrecoverable, match=f"{re.escape(str(path))}: {len(content)} bytes"):
+        second.recover(named)
+    assert visible(tmp_path) == []
+    path.write_bytes(content)
+    second.recover(named)
+    assert len(visible(tmp_path)) == 1
+    second.recover(named)  # it has its final name
+
+
+def test_sizes_are_known_of_what_is_to_be_committed_only(tmp_path: Path) -> None:
+    writer = opened(file_sink("csv", tmp_path, "k"))
+    for checkpoint_id in (1, 2):
+        writer.write(batch())
+        committables = prepare(writer, checkpoint_id)
+        assert all(json.loads(one)["size_bytes"] > 0 for one in committables)
+        (writer.commit if checkpoint_id == 1 else writer.abort)(committables)
+        assert not any(
+            "size_bytes" in json.loads(one) for one in writer.described(bare(committables))
+        )
+
+
+def bare(committables: list[bytes]) -> list[bytes]:
+    """As ``prepare_commit`` returns them."""
+    fields = map(json.loads, committables)
+    return [json.dumps({key: one[key] for key in ("pending", "final")}).encode() for one in fields]
 
 
 def test_files_roll_by_age(tmp_path: Path) -> None:
