@@ -88,6 +88,7 @@ class SimulatedCluster:
         failovers: what failures have restarted.
         groups: how far its subtasks are, together.
         processed_at_restart: how many rows functions had processed when something was restarted last.
+        on_restart: called when something is.
         has_noted_commit: a job without checkpoints is at its one commit.
     """
 
@@ -162,6 +163,7 @@ class SimulatedCluster:
         self._rows_that_raise = 0
         self._processed = 0
         self.processed_at_restart = 0
+        self.on_restart: Callable[[], None] = lambda: None
         self.has_leftovers = False
         self._unsure_puts_swept = 0
         self._changes_checked = 0
@@ -565,6 +567,7 @@ class SimulatedCluster:
     def _restarting(self, what: str) -> None:
         self._tell_of_job(what)
         self.processed_at_restart = self._processed
+        self.on_restart()
 
     def _any(self, candidates: Iterable[_T]) -> list[_T]:
         """One of them, or none where there is none."""

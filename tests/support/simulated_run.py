@@ -44,6 +44,8 @@ ALL_JOBS = (*JOBS, *KEPT_JOBS)
 """Of which seeds draw where they are told none."""
 _WEATHER_NS = 60_000_000_000
 """For so long a store is bad: who tries again after growing pauses is not stuck, but needs some luck."""
+_WEATHER_RESTARTS = 100
+"""After so many it is good again: a job that restarts without a delay would have used up all of its own before."""
 
 _MOMENTS_MAX = 400
 _LAST_MOMENTS = 60
@@ -179,6 +181,12 @@ def simulate_run(
 
         cluster.savepoints.on_complete = keep
         cluster.loop.call_later(_WEATHER_NS, lambda: cluster.change_weather(CALM, CALM))
+
+        def count_restarts() -> None:
+            if cluster.failovers.restarts == _WEATHER_RESTARTS:
+                cluster.change_weather(CALM, CALM)
+
+        cluster.on_restart = count_restarts
         try:
             cluster.run()
             _check_end(run, cluster)
