@@ -2,9 +2,12 @@
 
 Invariants: a checkpoint is registered before those it subsumes are released; one that completes aborts all older ones
 under way, which are answered with it; of a savepoint nothing is registered, kept or counted.
+What a task writes for a savepoint that was given up meanwhile is removed as its ack comes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_files import CheckpointFiles
@@ -12,14 +15,19 @@ from jobmanager.checkpoint.checkpoint_ids import CheckpointIds
 from jobmanager.checkpoint.checkpoint_requests import CheckpointRequests
 from jobmanager.checkpoint.checkpoints_under_way import CheckpointsUnderWay
 from jobmanager.checkpoint.completed import CompletedCheckpoints
-from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint, FileReference
 from jobmanager.checkpoint.coordinator_outbox import CoordinatorOutbox
 from jobmanager.checkpoint.failure_policy import FailurePolicy
 from jobmanager.checkpoint.participating_tasks import ParticipatingTasks
 from jobmanager.checkpoint.pending import CheckpointPhase, PendingCheckpoint
 from jobmanager.checkpoint.statistics import CheckpointStatistics, KeptCheckpoints
 from jobmanager.checkpoint.steady_time import SteadyTime
+from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.storage.checkpoint_properties import BehindBarrier
+from penstock.storage.savepoint import is_of_savepoint
+
+_GIVEN_UP_MAX = 32
+"""Of so many savepoints files that come late are known; each is asked for by somebody, and has its deadline."""
 
 
 class CheckpointEnds:
@@ -67,6 +75,8 @@ class CheckpointEnds:
         self._requests = requests
         self._outbox = outbox
         self._time = time
+        self._awaited: dict[int, tuple[str, set[AttemptKey]]] = {}
+        """Directories of savepoints that were given up, and who has not acknowledged them, by their checkpoint ids."""
 
     def complete(self, pending: PendingCheckpoint, event: c.CheckpointStored) -> None:
         """One is stored."""
@@ -161,6 +171,10 @@ class CheckpointEnds:
         """A savepoint, or one behind which the job holds: this says nothing about the health of checkpoints, and
         what was held goes on."""
         checkpoint_id, request = pending.checkpoint_id, pending.request
+        if pending.target:
+            self._awaited[checkpoint_id] = pending.target, set(pending.missing())
+            if len(self._awaited) > _GIVEN_UP_MAX:
+                del self._awaited[min(self._awaited)]
         behind = request.properties.behind
         if not pending.is_savepoint:
             self.statistics.failed(checkpoint_id, detail, self._time.wall_now_ms)
@@ -182,12 +196,25 @@ class CheckpointEnds:
                 self._outbox.add(c.FailJob(told, is_free=True))
         self._files.end(checkpoint_id)
 
+    def take_late(self, event: c.AckReceived) -> None:
+        """An ack that nobody waits for: what only it names goes."""
+        named = [reference.location.path for reference in event.references]
+        self._files.stray(own_references(event.references))
+        target, missing = self._awaited.get(event.checkpoint_id, ("", set()))
+        if event.key in missing and (files := tuple(filter(is_of_savepoint, named))):
+            self._outbox.add(c.DiscardSavepoint(event.checkpoint_id, target, files=files))
+
     def _complete_savepoint(self, pending: PendingCheckpoint) -> None:
         """Its tasks go on as if there had been none."""
         if keys := self._tasks.running_of(pending.participants):
             self._outbox.add(c.NotifySaved(pending.checkpoint_id, keys))
         self._outbox.answer(pending.request, pending.checkpoint_id)
         self._files.end(pending.checkpoint_id)
+
+
+def own_references(references: Iterable[FileReference]) -> tuple[FileReference, ...]:
+    """Those to files of the job: what was written into a savepoint's directory is the savepoint's."""
+    return tuple(one for one in references if not is_of_savepoint(one.location.path))
 
 
 def _too_many(failed_in_a_row: int, detail: str) -> str:

@@ -38,11 +38,10 @@ answered with the later checkpoint, which holds all that was asked for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Final, assert_never
 
 from jobmanager.checkpoint import messages as c
-from jobmanager.checkpoint.checkpoint_ends import CheckpointEnds
+from jobmanager.checkpoint.checkpoint_ends import CheckpointEnds, own_references
 from jobmanager.checkpoint.checkpoint_files import CheckpointFiles, FileReleased
 from jobmanager.checkpoint.checkpoint_ids import CheckpointIds
 from jobmanager.checkpoint.checkpoint_requests import CheckpointRequests
@@ -52,7 +51,6 @@ from jobmanager.checkpoint.completed import CompletedCheckpoints
 from jobmanager.checkpoint.completed_checkpoint import (
     CompletedCheckpoint,
     FileRange,
-    FileReference,
     SharedKey,
 )
 from jobmanager.checkpoint.coordinator_outbox import CoordinatorOutbox
@@ -64,7 +62,6 @@ from jobmanager.checkpoint.statistics import NOTHING_KEPT, CheckpointRecord, Kep
 from jobmanager.checkpoint.steady_time import SteadyTime
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.errors import InvariantViolation, require_invariant
-from penstock.storage.savepoint import is_of_savepoint
 
 _STORY_LENGTH: Final = 64
 
@@ -351,12 +348,11 @@ class CheckpointCoordinator:
             self.fenced_events += 1
             return
         pending = self._expected(event)
-        references = _own_references(event.references)
         if pending is None:
-            self._files.stray(references)
+            self._ends.take_late(event)
             return
         try:
-            claims = self._files.claim(event.checkpoint_id, references)
+            claims = self._files.claim(event.checkpoint_id, own_references(event.references))
         except SharedFileMismatch as error:
             self._ends.abort(pending, c.AbortReason.STORE_FAILED, f"{event.key}: {error}")
             return
@@ -455,11 +451,6 @@ class CheckpointCoordinator:
         kept = [checkpoint.checkpoint_id for checkpoint in self._completed.kept]
         self._files.check(kept, self._under_way.ids)
         self._under_way.check(kept[-1] if kept else 0, self._ids.next_id)
-
-
-def _own_references(references: Iterable[FileReference]) -> tuple[FileReference, ...]:
-    """Those to files of the job: what was written into a savepoint's directory is the savepoint's."""
-    return tuple(one for one in references if not is_of_savepoint(one.location.path))
 
 
 def _told(event: c.CoordinatorEvent) -> str:

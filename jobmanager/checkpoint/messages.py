@@ -396,11 +396,13 @@ class DiscardSavepoint:
     Attributes:
         target: the directory.
         is_complete: its manifest may be there, and goes as well.
+        files: all that is removed, where a task has written them too late; () = all that is there.
     """
 
     checkpoint_id: int
     target: str
     is_complete: bool = False
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

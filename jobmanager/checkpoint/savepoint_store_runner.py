@@ -9,7 +9,7 @@ Every call blocks, and may be made again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
@@ -172,11 +172,12 @@ class SavepointStoreRunner:
             return False
         return found is not None and found.checkpoint_id == checkpoint_id
 
-    def discard(self, *, is_complete: bool = False) -> None:
+    def discard(self, *, is_complete: bool = False, files: tuple[str, ...] = ()) -> None:
         """The savepoint will not be complete: what was written for it goes.
 
         Args:
             is_complete: it may be complete, and is to go all the same.
+            files: only these go, which were not there when the rest did; () = all.
 
         Raises:
             StoreTransient: it cannot be removed now.
@@ -188,8 +189,9 @@ class SavepointStoreRunner:
                 self._store.delete(MANIFEST_PATH)
         except StoreCorrupt:
             pass  # given up: nothing names what is there
-        self._sweep(set())
-        self._store.remove_remains()
+        self._remove(files or self._written())
+        if not files:  # else another try may be writing there
+            self._store.remove_remains()
 
     def _found(self) -> checkpoint_pb2.CheckpointManifest | None:
         """The savepoint that is there.
@@ -223,8 +225,13 @@ class SavepointStoreRunner:
 
     def _sweep(self, kept: set[str]) -> None:
         """What earlier tries have left; what cannot be removed does no harm."""
-        written = [one.path for one in self._store.list(f"{STATE_DIRECTORY}/")]
-        for path, error in self._store.delete_many(set(written) - kept).items():
+        self._remove(set(self._written()) - kept)
+
+    def _written(self) -> list[str]:
+        return [one.path for one in self._store.list(f"{STATE_DIRECTORY}/")]
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        for path, error in self._store.delete_many(paths).items():
             self._log.warning("savepoint.not_swept", file=path, reason=str(error))
 
 

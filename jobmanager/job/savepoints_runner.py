@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import count
 from typing import Final, Literal, NoReturn
 
@@ -336,14 +337,15 @@ class SavepointsRunner:
 
     async def discard(self, effect: c.DiscardSavepoint) -> None:
         """Removes what was written for one that will not be complete."""
-        await self._discard(effect.target, is_complete=effect.is_complete)
+        await self._discard(effect.target, is_complete=effect.is_complete, files=effect.files)
 
-    async def _discard(self, path: str, *, is_complete: bool = False) -> None:
+    async def _discard(
+        self, path: str, *, is_complete: bool = False, files: tuple[str, ...] = ()
+    ) -> None:
         directory = self._store.savepoint(path)
+        discard = partial(directory.discard, is_complete=is_complete, files=files)
         try:
-            await self._calls.run(
-                "discard savepoint", lambda: directory.discard(is_complete=is_complete)
-            )
+            await self._calls.run("discard savepoint", discard)
         except StreamError as error:
             self._log.warning("savepoint.not_removed", path=path, reason=str(error))
 

@@ -105,6 +105,19 @@ def test_what_is_given_up_cannot_be_completed_any_more(own: ObjectStore, tmp_pat
         runner.begin()
 
 
+def test_what_comes_too_late_goes_without_what_another_try_writes(tmp_path: Path) -> None:
+    own, target = LocalStore(tmp_path / "own"), LocalStore(tmp_path / "s")
+    runner = SavepointStoreRunner(JOB, str(tmp_path / "s"), own)
+    runner.begin()
+    target.put("state/6-v0-0-0-a", [b"late"])
+    target.put("state/7-v0-0-0-b", [b"of another try"])
+    runner.discard(files=("state/6-v0-0-0-a",))
+    assert [one.path for one in target.list("")] == ["state/7-v0-0-0-b"]
+    runner.complete(manifest_of("state/7-v0-0-0-b"))
+    runner.discard(files=("state/7-v0-0-0-b",))  # what is complete stays
+    assert target.get("state/7-v0-0-0-b")
+
+
 @pytest.mark.parametrize(
     ("path", "content", "error", "said"),
     [

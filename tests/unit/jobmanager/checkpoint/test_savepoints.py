@@ -207,6 +207,28 @@ def test_one_that_fails_harms_nothing(cause: str) -> None:
     assert not deletions(effects)
 
 
+def test_what_comes_too_late_for_one_is_removed_and_nothing_else() -> None:
+    driver = Driver(interval_ms=None)
+    savepoint = triggered(ask(driver)).checkpoint_id
+    driver.ack(savepoint, SOURCE, private("state/early"))
+    driver.step(c.DeclineReceived(MIDDLE, savepoint, "no room", driver.now_ms))
+    effects = driver.ack(savepoint, MIDDLE, private("state/late"), private("shared/late"))
+    assert of_type(effects, c.DiscardSavepoint) == [
+        c.DiscardSavepoint(savepoint, SAVEPOINT.target, files=("state/late",))
+    ]
+    assert deletions(effects) == {"shared/late"}
+    again = driver.ack(savepoint, SOURCE, private("state/early"))  # it was there to be removed
+    assert not of_type(again, c.DiscardSavepoint)
+
+
+def test_a_report_that_is_repeated_takes_nothing_from_one_that_is_complete() -> None:
+    driver = Driver(interval_ms=None)
+    savepoint = triggered(ask(driver)).checkpoint_id
+    driver.ack_all(savepoint, private("state/a"))
+    driver.stored(savepoint)
+    assert not of_type(driver.ack(savepoint, MIDDLE, private("state/a")), c.DiscardSavepoint)
+
+
 def test_a_task_that_had_not_heard_of_the_newest_checkpoint_is_asked_again() -> None:
     driver = Driver(interval_ms=None)
     driver.complete(shared("a", "shared/1"))
