@@ -42,31 +42,41 @@ def default_directory() -> Path:
 
 def client_configuration() -> Configuration:
     """``./penstock.yaml``, else the default cluster's, else the defaults."""
-    for path in (Path("penstock.yaml"), default_directory() / "penstock.yaml"):
-        if path.exists():
-            return Configuration.load(path)
-    return Configuration()
+    path = _configuration_file()
+    return Configuration() if path is None else Configuration.load(path)
+
+
+def _configuration_file() -> Path | None:
+    files = (Path("penstock.yaml"), default_directory() / "penstock.yaml")
+    return next((path for path in files if path.exists()), None)
 
 
 def jobmanager_addresses(option: str | None) -> str:
-    """The ``--jobmanager`` option, else the configured address.
+    """The ``--jobmanager`` option, else those of the cluster whose ``penstock.yaml`` it is, else the configured address.
 
     Raises:
         ConfigurationError: the option is no list of addresses.
     """
     if option is not None:
         return ",".join(parse_addresses(option))
-    config = client_configuration()
+    path = _configuration_file()
+    if path is not None:
+        from penstock.local.local_cluster import LocalCluster
+
+        return LocalCluster(path.parent).address
+    config = Configuration()
     return format_address(config.jobmanager_rpc_address, config.jobmanager_rpc_port)
 
 
 def client_security() -> dict[str, str]:
-    """What ``penstock.yaml`` says of how a client proves itself, and whom it believes."""
-    return {
-        key: value
-        for key, value in client_configuration().to_mapping().items()
-        if key.startswith(_CLIENT_SECURITY)
-    }
+    """What ``penstock.yaml`` says of how a client proves itself, and whom it believes.
+
+    That of a cluster that ``penstock cluster start`` made is its daemons' as well: clients believe the CA that they do.
+    """
+    told = client_configuration().to_mapping()
+    if ca := told.get("security.ssl.internal.ca"):
+        told.setdefault("security.ssl.client.ca", ca)
+    return {key: value for key, value in told.items() if key.startswith(_CLIENT_SECURITY)}
 
 
 @contextlib.contextmanager

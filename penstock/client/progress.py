@@ -31,7 +31,8 @@ class ProgressDisplay:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._console = Console(file=stream, stderr=stream is None, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._last_rows = 0
+        self._last_rows: int | None = None
+        """None = what comes next was read before: whoever leads now has not heard of it yet."""
         self._last_at_s = time.monotonic()
         self._last_line_at_s = 0.0
         self._last_state = -1
@@ -54,6 +55,7 @@ class ProgressDisplay:
     def __call__(self, details: client_pb2.JobDetails) -> None:
         """Shows the newest details; the job's id first of all."""
         if self._last_state == -1:
+            self._last_rows, self._last_at_s = rows_read(details), time.monotonic()
             summary = details.summary
             self._console.print(
                 Text(in_one_line(f"{summary.name}: job {summary.job_id}")), soft_wrap=True
@@ -72,10 +74,11 @@ class ProgressDisplay:
     def _line(self, details: client_pb2.JobDetails) -> str:
         now_s, rows = time.monotonic(), rows_read(details)
         elapsed_s = now_s - self._last_at_s
-        if (
-            rows < self._last_rows
-        ):  # they have begun again, or another JobManager has not heard of them yet
-            self._last_rows, self._last_at_s = rows, now_s
+        if self._last_rows is None:
+            self._last_rows, self._last_at_s = rows or None, now_s
+        elif rows < self._last_rows:
+            # They have begun again, or another JobManager has not heard of them yet.
+            self._last_rows, self._last_at_s, self._rate = rows or None, now_s, 0.0
         elif elapsed_s >= REFRESH_MS / 2000 and rows != self._last_rows:
             self._rate = (rows - self._last_rows) / elapsed_s
             self._last_rows, self._last_at_s = rows, now_s

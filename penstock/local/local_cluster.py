@@ -93,12 +93,16 @@ class LocalCluster:
 
     @property
     def address(self) -> str:
-        """Where the JobManagers are: those that serve or stand by, else the one that is configured."""
-        serving = self._alive("jobmanager")
-        if serving:
-            return ",".join(daemon.address for daemon in serving)
-        config = self.configuration()
-        return format_address(config.jobmanager_rpc_address, config.jobmanager_rpc_port)
+        """Of JobManagers that serve or stand by, then of dead ones that may be elected again; else as it is configured."""
+        config, found = self.configuration(), [one.address for one in self._alive("jobmanager")]
+        ports = [config.jobmanager_rpc_port]
+        if config.high_availability_type != "none":
+            found += [one.address for one in self.daemons() if one.role == "jobmanager"]
+            ports += map(int, map(Path.read_text, sorted(self._run_directory.glob("*.port"))))
+        if not found or len(ports) > 1:
+            host = config.jobmanager_rpc_address
+            found += [format_address(host, port) for port in ports if port or not found]
+        return ",".join(dict.fromkeys(found))
 
     def daemons(self) -> list[Daemon]:
         """Every daemon that has registered, dead ones included."""

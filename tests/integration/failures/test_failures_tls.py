@@ -284,9 +284,12 @@ def test_clients_speak_tls_where_they_must(
         "env.execute('eight')\n"
     )
     own = {"security.ssl.client.enabled": True, "security.ssl.client.ca": str(files.ca)}
-    (place.directory / "penstock.yaml").write_text(yaml.safe_dump(own))
+    # What `penstock cluster start` keeps names the CA for daemons alone.
+    of_daemons = {"security.ssl.client.enabled": True, "security.ssl.internal.ca": str(files.ca)}
+    (place.directory / "penstock.yaml").write_text(yaml.safe_dump(of_daemons))
     ran = place.penstock("run", str(script), "--jobmanager", address, seconds=60)
     assert ran.status == 0, ran.stderr
+    (place.directory / "penstock.yaml").write_text(yaml.safe_dump(own))
     listed = place.penstock("list", "--jobmanager", address, "--json")
     assert listed.status == 0, listed.stderr
     assert "eight" in listed.stdout

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.context import jobmanager_addresses
 from penstock.client.addresses import parse_address
 from penstock.client.client import Client
 from penstock.local.local_cluster import Daemon, LocalCluster
@@ -100,6 +101,21 @@ def test_who_begins_to_lead_is_known_all_the_time(pair: LocalCluster) -> None:
         deadline.left()
     pair.start(jobmanagers=2, taskmanagers=0)
     assert standby_of(pair, standby.id).pid == standby.pid
+
+
+def test_the_command_line_knows_all_of_them_dead_or_alive(
+    pair: LocalCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_DIR", str(pair.directory))
+    pair.start(jobmanagers=2, taskmanagers=0)
+    leader, standby = await_roles(pair)
+    for told in (signal.SIGKILL, signal.SIGTERM):
+        os.kill(leader.pid, told)
+        wait_ended(leader.pid)
+        assert jobmanager_addresses(None) == f"{standby.address},{leader.address}"
+        pair.start(jobmanagers=2, taskmanagers=0)
+        leader, standby = await_roles(pair)
 
 
 def epoch_in(span: Received) -> int:

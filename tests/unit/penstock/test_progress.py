@@ -28,7 +28,9 @@ def line(details: client_pb2.JobDetails) -> str:
     return rest
 
 
-def test_rows_that_begin_again_have_no_rate() -> None:
+def test_only_what_was_read_meanwhile_has_a_rate() -> None:
+    """Not what was there at first, nor what another JobManager is told of again."""
+
     def with_rows(count: int) -> client_pb2.JobDetails:
         details = details_of(client_pb2.JOB_STATE_RUNNING)
         subtask = details.vertices.add(is_source=True).subtasks.add()
@@ -37,11 +39,13 @@ def test_rows_that_begin_again_have_no_rate() -> None:
 
     written = io.StringIO()
     with ProgressDisplay(written) as display:
-        for count in (1_000, 0):
+        for count in (50_000, 51_000, 0, 0, 53_000, 54_000):
             display._last_at_s -= 1.0
             display._last_line_at_s = 0.0
             display(with_rows(count))
-    assert "-" not in written.getvalue()
+    _, *lines = written.getvalue().splitlines()
+    rates = [line.split(" rows read  ")[1].split(" rows/s")[0] for line in lines]
+    assert [round(int(rate.replace(",", "")), -3) for rate in rates] == [0, 1000, 0, 0, 0, 1000]
 
 
 def details_of(state: client_pb2.JobState.ValueType, **fields: object) -> client_pb2.JobDetails:
