@@ -6,17 +6,21 @@ another, and one that is given up on before it answers.
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typing_extensions import override
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
-from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
+from jobmanager.job.job_operation import JobOperation, OperationKind
+from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient, StreamError
 from penstock.pb import checkpoint_pb2
 from penstock.storage.checkpoint_properties import BehindBarrier, CheckpointProperties
 from penstock.storage.head import HEAD_PATH, decode_head
@@ -24,10 +28,11 @@ from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import decode_manifest, properties_of, references
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
-from penstock.storage.savepoint import MANIFEST_PATH
+from penstock.storage.savepoint import COMMITTED_PATH, MANIFEST_PATH
 from tests.unit.jobmanager.test_checkpoint_store import DONE, files, wanted
 from tests.unit.jobmanager.test_checkpoint_store import JOB as OF_JOB
 from tests.unit.jobmanager.test_checkpoint_store import runner as job_runner
+from tests.unit.jobmanager.test_savepoints_runner import made
 
 JOB = "0" * 32
 
@@ -179,6 +184,84 @@ def test_a_stop_writes_its_savepoint_then_head_and_whoever_goes_on_from_it_only_
     assert {one.location.path for one in references(saved)} == {"state/a", "state/l"}
     successor = job_runner(store, epoch=2).starts.prepare()
     assert [kept.is_stop for kept in successor.retained] == [False, True]
+
+
+class Killed(BaseException):
+    """The JobManager's process has ended."""
+
+
+class Kills:
+    """Ends a process at one of its writes, in front of it or behind it.
+
+    Attributes:
+        left: writes until then.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, left: int, *, is_behind: bool) -> None:
+        self.left = left
+        self._is_behind = is_behind
+        for name in ("put", "compare_and_swap", "copy_from", "delete"):
+            patch.setattr(LocalStore, name, self._killing(getattr(LocalStore, name)))
+
+    def _killing(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        def killing(*arguments: Any) -> Any:
+            self.left -= 1
+            if self.left < 0 and not self._is_behind:
+                raise Killed
+            result = write(*arguments)
+            if self.left < 0:
+                raise Killed
+            return result
+
+        return killing
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_stop_that_is_cut_off_anywhere_is_done_or_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_behind: bool
+) -> None:
+    """HEAD says that the job has ended, and its savepoint is whole, or neither: never one without the other."""
+    ends: list[bool] = []
+    for left in count():
+        directory, is_killed = tmp_path / str(left), False
+        store, path = LocalStore(directory / "own"), directory / "s"
+        first = job_runner(store)
+        first.starts.prepare()
+        files(store)
+        first.store(wanted(1), DONE)
+        with monkeypatch.context() as patch:
+            Kills(patch, left, is_behind=is_behind)
+            try:
+                first.store(stopping(path, 2), DONE)
+                first.savepoint(str(path)).mark_committed()
+            except Killed:
+                is_killed = True
+        is_open = is_killed and not (path / COMMITTED_PATH).exists()
+        runner, successor = made(directory, _nothing, _nothing, int, OF_JOB, leader_epoch=2)
+        newest = successor.starts.prepare().retained[-1]
+        operation = JobOperation("mine", OperationKind.STOP, str(path))
+        settling = runner.settle_stop(operation, newest.checkpoint_id if newest.is_stop else 0)
+        if newest.is_stop:
+            asyncio.run(settling)
+            saved = decode_manifest(LocalStore(path).get(MANIFEST_PATH))
+            assert saved.checkpoint_id == operation.checkpoint_id == 2
+            assert (path / COMMITTED_PATH).exists()
+            assert all((path / one.location.path).is_file() for one in references(saved))
+        else:
+            assert is_open  # whoever starts from what is there until then is asked about its output
+            with pytest.raises(StreamError, match="the job was not stopped, and runs on"):
+                asyncio.run(settling)
+            assert not path.exists()
+        ends.append(newest.is_stop)
+        if not is_killed:
+            break
+    assert ends == sorted(ends)  # from one write on it is done
+    assert {True, False} == set(ends)
+    assert len(ends) > 4
+
+
+async def _nothing(*_: object) -> Any:
+    raise AssertionError("nobody asks for anything")
 
 
 def saving(target: Path, checkpoint_id: int) -> c.StoreCheckpoint:

@@ -32,6 +32,8 @@ def made(
     request: Callable[[str, CheckpointProperties], Awaitable[int]],
     pause: Callable[[float], Awaitable[bool]],
     completed_id: Callable[[], int],
+    job_id: str = "job",
+    leader_epoch: int = 1,
 ) -> tuple[SavepointsRunner, CheckpointStoreRunner]:
     """A runner, and the store of the job's checkpoints."""
 
@@ -39,17 +41,17 @@ def made(
         raise error
 
     store = CheckpointStoreRunner(
-        "job",
+        job_id,
         graph_pb2.JobGraph(),
         open_store(str(directory / "own")),
-        leader_epoch=1,
+        leader_epoch=leader_epoch,
         version="",
         now_ms=lambda: 0,
     )
     runner = SavepointsRunner(
-        "job",
+        job_id,
         store,
-        StoreCallsRunner("job", 10_000, lambda: None),
+        StoreCallsRunner(job_id, 10_000, lambda: None),
         SystemClock(),
         request=request,
         post=lambda _: None,
