@@ -235,11 +235,15 @@ def _read_head(store: ObjectStore) -> HeadFacts | str | None:
         return None
     except (StoreCorrupt, StoreTransient) as error:
         return str(error)
+    started = head.started_from
+    is_claimed = started.claimed and not started.is_savepoint
     return HeadFacts(
         head.job_id,
         head.leader_epoch,
         head.next_checkpoint_id,
         tuple((one.checkpoint_id, one.manifest_path) for one in head.retained),
+        started.path.split("/")[-2] if is_claimed else "",
+        started.checkpoint_id if is_claimed else 0,
     )
 
 

@@ -77,12 +77,16 @@ class HeadFacts:
 
     Attributes:
         retained: checkpoint id and manifest path, in its order.
+        claimed_directory: of the job whose HEAD it was before this job has claimed it; "" = it was always its own.
+        claimed_id: the newest checkpoint of that job; this one's own come behind it.
     """
 
     job_id: str
     leader_epoch: int
     next_checkpoint_id: int
     retained: tuple[tuple[int, str], ...]
+    claimed_directory: str = ""
+    claimed_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +253,7 @@ def _head_problems(facts: JobFacts) -> Iterator[Problem]:
             )
     else:
         ids = [checkpoint_id for checkpoint_id, _ in head.retained]
-        if head.job_id != facts.directory:
+        if facts.directory not in (head.job_id, head.claimed_directory):
             yield Problem(
                 Damage.HEAD,
                 "HEAD",
@@ -284,12 +288,14 @@ def _manifest_problems(facts: JobFacts, paths: Iterable[str]) -> Iterator[Proble
         if expected_id is not None and manifest.checkpoint_id != expected_id:
             message = f"it is that of checkpoint {manifest.checkpoint_id}, not {expected_id}"
             yield Problem(Damage.MANIFEST, path, message, (expected_id,))
-        if head is not None and manifest.job_id != head.job_id:
-            message = f"it is that of job {manifest.job_id!r}, HEAD that of {head.job_id!r}"
+        # What was claimed is another job's, and its epochs are maybe those of another cluster.
+        own = head if head is not None and manifest.checkpoint_id > head.claimed_id else None
+        if own is not None and manifest.job_id != own.job_id:
+            message = f"it is that of job {manifest.job_id!r}, HEAD that of {own.job_id!r}"
             yield Problem(Damage.MANIFEST, path, message, ids)
-        if head is not None and manifest.leader_epoch > head.leader_epoch:
+        if own is not None and manifest.leader_epoch > own.leader_epoch:
             message = (
-                f"leader epoch {manifest.leader_epoch} wrote it, and HEAD is at {head.leader_epoch}"
+                f"leader epoch {manifest.leader_epoch} wrote it, and HEAD is at {own.leader_epoch}"
             )
             yield Problem(Damage.MANIFEST, path, message, ids)
         for message in manifest.problems:

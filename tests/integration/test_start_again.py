@@ -25,6 +25,7 @@ import penstock as ps
 from penstock.cli.main import main
 from penstock.client.client import Client
 from penstock.client.job import JobHandle
+from penstock.storage.fsck import check_store
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S, await_details, cancel
 from tests.support.processes import DaemonCluster, Deadline, site, wait_gone
@@ -239,6 +240,7 @@ def test_a_claimed_checkpoint_belongs_to_the_job_and_goes_with_it(
     left = {job.job_id: job.restorable_from for job in handle._client.jobs()}
     assert not left[Path(path).name], "nobody else can start from there"
     await_details(handle, lambda _m, _s: handle.details().last_checkpoint_id > claimed)
+    assert check_store(str(Path(path).parent)).is_healthy
     build(env, tmp_path / "other")
     with pytest.raises(ps.JobRejected, match=f"job {handle.job_id} still runs"):
         env.submit("third", from_savepoint=path, claim=True)

@@ -224,6 +224,35 @@ def test_contradictions(job: Job) -> None:
         assert words in text
 
 
+def test_a_directory_that_another_job_has_claimed_is_whole(job: Job) -> None:
+    """The newest checkpoint is of the job that had it, those behind it are the other's."""
+    store, started = job.store, pb.StartedFrom(checkpoint_id=3, claimed=True)
+    started.path = f"{job.directory}/chk-3"
+    HeadStore(store).take_over("other", JOB, 3, started)
+    report = check(job)
+    assert report.problems == ()
+    assert report.retained == (2, 3)
+    job.heads = HeadStore(store)
+    job.head = job.heads.claim("other", 1)
+    job.checkpoint(4)
+    assert check(job).problems == ()
+    # Of its own ones all is checked, and the directory must be the one that it has claimed.
+    foreign = pb.CheckpointManifest(job_id=JOB, checkpoint_id=4, leader_epoch=9)
+    store.put(manifest_path(4, 1), [encode_manifest(foreign)])
+    said = [problem.message for problem in check(job).problems]
+    assert said == [
+        f"it is that of job {JOB!r}, HEAD that of 'other'",
+        "leader epoch 9 wrote it, and HEAD is at 1",
+    ]
+    copy = job.directory.with_name("copy")
+    shutil.copytree(job.directory, copy)
+    (report,) = check_store(str(copy)).jobs
+    assert (
+        "it is that of job 'other', and lies in the directory of job 'copy'"
+        in report.problems[0].message
+    )
+
+
 def test_a_segment_without_a_file_is_a_partition_of_a_database(job: Job) -> None:
     manifest = pb.CheckpointManifest(job_id=JOB, checkpoint_id=3, leader_epoch=1)
     keyed = manifest.subtasks.add().operators.add(operator_uid="o").keyed
