@@ -60,11 +60,13 @@ def _divide(arguments: Sequence[Value], kind: pa.DataType) -> str:
         a, b = (cast(value.text, kind) for value in arguments)
     else:
         a, b = as_kind(left, kind), as_kind(right, kind)
+    # Spark divides as float64, whatever the sides are.
+    inside = cast(f"({a} / {b})", kind) if pt.is_float32(kind) else f"({a} / {b})"
     if right.constant is not None and right.constant.is_valid and right.constant.as_py():
-        return f"({a} / {b})"
+        return inside
     # x ** -1 is infinite for a zero, with its sign: times a that is what IEEE says.
     by_zero = cast(f"({a} * pow({b}, -1D))", kind)
-    return f"CASE WHEN {b} = 0 THEN {by_zero} ELSE {a} / {b} END"
+    return f"CASE WHEN {b} = 0 THEN {by_zero} ELSE {inside} END"
 
 
 def _floor_divide(arguments: Sequence[Value], kind: pa.DataType) -> str:

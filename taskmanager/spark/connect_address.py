@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-INTERRUPT_S = 180
-"""How long ending what a killed driver has left on the server may take; on a busy machine its imports alone take half a minute."""
+INTERRUPT_S = 90
+"""How long ending what a killed driver has left on the server may take, before its stages hear of its end; on a busy machine
+the imports alone take half a minute."""
 
 
 def with_session(address: str, session_id: str) -> str:

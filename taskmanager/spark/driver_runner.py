@@ -26,7 +26,7 @@ import structlog
 from penstock.config import Configuration
 from penstock.errors import StreamError
 from taskmanager.processes.exit_cause import describe_status, likely_cause, log_tail
-from taskmanager.spark.connect_address import with_session
+from taskmanager.spark.connect_address import INTERRUPT_S, with_session
 from taskmanager.spark.session_settings import memory_limit_bytes, memory_problem, session_settings
 from taskmanager.spark.stage_messages import (
     CancelStage,
@@ -98,7 +98,6 @@ class SparkDriverRunner:
         self._buffer = LineBuffer()
         self._kill_reason = ""
         self._session_id = ""
-        self._interrupts: list[subprocess.Popen[bytes]] = []
 
     # ------------------------------------------------------------ any thread
 
@@ -291,15 +290,28 @@ class SparkDriverRunner:
                 reason += "; did a function of the job end the process?"
         _log.warning("spark.driver_ended", job_id=self.place.job_id, reason=reason)
         told = f"{reason}; its log ends with:\n{tail}" if tail else reason
-        self._carry_out(self._stages.driver_ended(told))
         self._end_remote_work()
+        self._carry_out(self._stages.driver_ended(told))
 
     def _end_remote_work(self) -> None:
-        """A server of Spark Connect would go on with what a killed driver has asked for."""
-        self._interrupts = [one for one in self._interrupts if one.poll() is None]
+        """A server of Spark Connect would go on with what a killed driver has asked for.
+
+        Nobody hears of the end of the stages before: the slot may be given back then, and what it has started ends with it.
+        """
         address = self.place.config.spark_keys.get("spark.remote")
         if not address:
             return
+        try:
+            status = self._interrupt(with_session(address, self._session_id))
+        except OSError as error:  # the stages have ended all the same
+            _log.warning("spark.session_left", job_id=self.place.job_id, reason=str(error))
+            return
+        if status:
+            reason = describe_status(status)
+            _log.warning("spark.session_left", job_id=self.place.job_id, reason=reason)
+
+    def _interrupt(self, session: str) -> int:
+        """Ends what a session has under way on its server; returns the exit status of who does it."""
         with self._log_file.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "taskmanager.spark.interrupt_process"],
@@ -311,8 +323,11 @@ class SparkDriverRunner:
             )
         assert process.stdin is not None, "it was asked for"
         with suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(with_session(address, self._session_id).encode())
-        self._interrupts.append(process)
+            pipe.write(session.encode())
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(INTERRUPT_S)
+        process.kill()
+        return process.wait()
 
     def _end_process(self, *, is_gentle: bool = True) -> int:
         """Ends the driver and its group; returns its exit status."""

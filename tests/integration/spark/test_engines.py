@@ -98,6 +98,7 @@ SCALARS = {
         "by": f / g, "by0": f / 0.0, "by_minus0": 1.0 / g, "down": f // g, "rest": f % g, "down2": f // 0.1,
         "rest2": f % -0.3, "sum": f + g, "product": f * e, "minus": -f, "size": abs(f), "root": f.sqrt(),
         "floor": f.floor(), "ceil": f.ceil(), "cut": f.trunc(), "even": f.round(), "low": e.floor(), "more": e + 1, "short": e / e, "short0": e / (e - e),
+        "short2": (b / e).cast("float64"), "short3": (e / 3).cast("float64"),
     },
     "comparisons": {
         "lt": f < g, "le": f <= g, "gt": f > g, "ge": f >= g, "eq": f == g, "ne": f != g, "five": f > 5, "not": ~(f > 5),

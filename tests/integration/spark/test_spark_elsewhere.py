@@ -167,8 +167,9 @@ def test_what_a_killed_driver_has_left_on_a_server_of_spark_connect_is_ended(
     def hangs(spark: Any) -> Any:
         def in_task(batches: Any) -> Any:
             for batch in batches:
-                (tmp_path / "part").write_text(str(os.getpid()))
-                (tmp_path / "part").rename(tmp_path / "worker")
+                part = tmp_path / f"part-{os.getpid()}"  # tasks run side by side
+                part.write_text(str(os.getpid()))
+                part.rename(tmp_path / "worker")
                 threading.Event().wait(600)
                 yield batch
 

@@ -51,8 +51,9 @@ def waiting(directory: Path) -> Callable[[Any], Any]:
 
         def in_task(batches: Any) -> Any:
             for batch in batches:
-                (directory / "part").write_text(str(driver))
-                (directory / "part").rename(directory / "driver")
+                part = directory / f"part-{os.getpid()}"  # tasks run side by side
+                part.write_text(str(driver))
+                part.rename(directory / "driver")
                 while not (directory / "go").exists():
                     time.sleep(0.05)
                 yield batch

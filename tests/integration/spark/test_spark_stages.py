@@ -196,8 +196,9 @@ def test_a_cancelled_job_leaves_no_process(new_env: NewEnvironment, tmp_path: Pa
 
         def forever(batches: Any) -> Any:
             for batch in batches:
-                (tmp_path / "part").write_text(str(driver))
-                (tmp_path / "part").rename(tmp_path / "driver")
+                part = tmp_path / f"part-{os.getpid()}"  # tasks run side by side
+                part.write_text(str(driver))
+                part.rename(tmp_path / "driver")
                 time.sleep(600)
                 yield batch
 
