@@ -31,7 +31,14 @@ from urllib.request import urlopen
 import yaml
 
 from penstock.local.daemon_processes import start_ticks
-from penstock.local.started_processes import end_all, free_port, tail_of
+from penstock.local.started_processes import (
+    KERNEL_CACHE,
+    START_DEADLINE_S,
+    end_all,
+    free_port,
+    tail_of,
+)
+from penstock.storage.private_directories import make_private
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 COMPOSE: Final = ROOT / "docker-compose.yml"
@@ -39,7 +46,6 @@ _CONFIG: Final = "/var/lib/penstock/penstock.yaml"
 _DEBIAN_JARS: Final = ("/usr/share/java/zookeeper.jar", "/usr/share/java/slf4j-simple.jar")
 _JVM: Final = ("-Xmx128m", "-XX:+UseSerialGC", "-Dzookeeper.admin.enableServer=false",
                "-Dzookeeper.jmx.log4j.disable=true")  # fmt: skip
-_START_DEADLINE_S: Final = 60.0
 _STOPPED_TOGETHER: Final = ("jobmanager-", "taskmanager-", "prometheus", "zookeeper-")
 """In this order: JobManagers leave their jobs to the next ``up``."""
 
@@ -140,6 +146,7 @@ class LocalTopology:
     def _start(self, service: str, command: list[str]) -> None:
         if self.pid(service) is not None:
             return
+        make_private(Path(KERNEL_CACHE["NUMBA_CACHE_DIR"]))
         with self._log(service).open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -147,17 +154,18 @@ class LocalTopology:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.directory / service,
+                env={**KERNEL_CACHE, **os.environ},
                 start_new_session=True,
             )
         self._state.processes[service] = process.pid, start_ticks(process.pid) or 0
         self._save()
 
     def _await(self, service: str, serves: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _START_DEADLINE_S
+        deadline = time.monotonic() + START_DEADLINE_S
         while not serves():
             has_ended = self.pid(service) is None
             if has_ended or time.monotonic() > deadline:
-                what = "has ended" if has_ended else f"did not serve in {_START_DEADLINE_S:.0f} s"
+                what = "has ended" if has_ended else f"did not serve in {START_DEADLINE_S:.0f} s"
                 raise SystemExit(f"{service} {what}:\n{tail_of(self._log(service), 0)}")
             time.sleep(0.05)
 

@@ -31,7 +31,15 @@ from penstock.errors import JobManagerUnreachable, StreamError
 from penstock.functions.user_code import OWN_PACKAGES
 from penstock.local.daemon_processes import is_registered_daemon
 from penstock.local.owned_directories import sweep_runtime_directories, sweep_work_directories
-from penstock.local.started_processes import _STOP_DEADLINE_S, end_all, free_port, is_free, tail_of
+from penstock.local.started_processes import (
+    _STOP_DEADLINE_S,
+    KERNEL_CACHE,
+    START_DEADLINE_S,
+    end_all,
+    free_port,
+    is_free,
+    tail_of,
+)
 from penstock.storage.private_directories import make_private
 
 DEFAULT_PORT = 6123
@@ -39,14 +47,7 @@ _PORT_KEY = "jobmanager.rpc.port"
 _CHECKPOINTS_KEY = "execution.checkpointing.dir"
 _STORAGE_KEY = "high-availability.storageDir"
 _SECURITY = "security."
-_START_DEADLINE_S = 60.0
 _POLL_S = 0.02
-_KERNEL_CACHE = {
-    # Kernels that any cluster of this user has compiled serve all of them.
-    "NUMBA_CACHE_DIR": str(
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "kernels"
-    )
-}
 
 
 class ClusterError(StreamError):
@@ -247,7 +248,7 @@ class LocalCluster:
             _make_directory(self.directory)
             make_private(self._run_directory)
             make_private(self.directory / "logs")
-            make_private(Path(_KERNEL_CACHE["NUMBA_CACHE_DIR"]))
+            make_private(Path(KERNEL_CACHE["NUMBA_CACHE_DIR"]))
         options = dict(overrides or {})
         self._security = {key: options[key] for key in options if key.startswith(_SECURITY)}
         if slots is not None:
@@ -257,7 +258,7 @@ class LocalCluster:
         if not self.configuration().execution_checkpointing_dir:
             options.setdefault(_CHECKPOINTS_KEY, str(self.directory / "checkpoints"))
         self._check_jobmanagers(jobmanagers, options)
-        deadline = time.monotonic() + _START_DEADLINE_S
+        deadline = time.monotonic() + START_DEADLINE_S
         spawn = functools.partial(
             self._spawn, environment=environment, descriptors=pass_descriptors
         )
@@ -358,7 +359,7 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**_KERNEL_CACHE, **own, **(environment or {})},
+                env={**KERNEL_CACHE, **own, **(environment or {})},
                 pass_fds=descriptors,
                 start_new_session=True,
                 cwd=self.directory,
@@ -395,7 +396,7 @@ class LocalCluster:
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"the {started.role} {started.id} (pid {started.process.pid}) does not serve after"
-                f" {_START_DEADLINE_S:.0f} s; a first start compiles, which takes long on a busy machine: start again. It said:\n"
+                f" {START_DEADLINE_S:.0f} s; a first start compiles, which takes long on a busy machine: start again. It said:\n"
                 f"{tail_of(log, started.output_start)}"
             )
 

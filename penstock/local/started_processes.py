@@ -13,6 +13,16 @@ from collections.abc import Iterable
 from pathlib import Path
 
 _STOP_DEADLINE_S = 10.0
+START_DEADLINE_S = 75.0
+"""Longer than a TaskManager waits for its forkserver: why that does not come is its own last word."""
+
+KERNEL_CACHE = {
+    # Kernels that any cluster of this user has compiled serve all of them.
+    "NUMBA_CACHE_DIR": str(
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "kernels"
+    )
+}
+"""Environment of daemons on this machine; their own goes before it."""
 
 
 def end_all(pids: Iterable[int]) -> None:

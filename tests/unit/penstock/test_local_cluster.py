@@ -198,7 +198,7 @@ def test_what_does_not_serve_in_time_is_quoted(
         return self.returncode
 
     monkeypatch.setattr(Spawned, "wait", wait)
-    monkeypatch.setattr(local_cluster, "_START_DEADLINE_S", 0.0)
+    monkeypatch.setattr(local_cluster, "START_DEADLINE_S", 0.0)
     with pytest.raises(ClusterError, match=r"does not serve after .*start again(?s:.*)words of"):
         EmbeddedCluster(Configuration(), 1)
     assert list(temporary.iterdir()) == []
