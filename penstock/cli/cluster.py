@@ -108,8 +108,17 @@ def _print_status(status: dict[str, Any], as_json: bool) -> None:
                 daemon["address"],
                 daemon["metrics_address"],
                 "" if daemon["held_partitions"] is None else daemon["held_partitions"],
-                "alive" if daemon["alive"] else "dead",
+                _state(daemon, status),
             ]
             for daemon in status["daemons"]
         ],
     )
+
+
+def _state(daemon: dict[str, Any], status: dict[str, Any]) -> str:
+    if not daemon["alive"]:
+        return "dead"
+    jobmanagers = [one for one in status["daemons"] if one["role"] == "jobmanager"]
+    if daemon not in jobmanagers or len(jobmanagers) == 1 or not status["leader"]:
+        return "alive"
+    return "alive, leads" if daemon["address"] == status["leader"] else "alive, stands by"

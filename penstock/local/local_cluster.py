@@ -131,9 +131,10 @@ class LocalCluster:
     def status(self) -> dict[str, object]:
         """The cluster as ``penstock cluster status --json`` prints it."""
         daemons = self.daemons()
-        held = self._held_partitions(daemons)
+        leader, held = self._told_by_leader(daemons)
         return {
             "jobmanager": self.address,
+            "leader": leader,
             "directory": str(self.directory),
             "daemons": [
                 {**asdict(daemon), "held_partitions": held.get((daemon.role, daemon.id))}
@@ -141,16 +142,14 @@ class LocalCluster:
             ],
         }
 
-    def _held_partitions(self, daemons: Sequence[Daemon]) -> dict[tuple[str, str], int]:
-        """Role and id of a TaskManager -> complete partitions on its disk; {} where nobody can tell."""
-        if not any(daemon.role == "jobmanager" and daemon.alive for daemon in daemons):
-            return {}
-        try:
-            with self.client() as client:
+    def _told_by_leader(self, daemons: Sequence[Daemon]) -> tuple[str, dict[tuple[str, str], int]]:
+        """Who leads, and role and id of a TaskManager -> complete partitions on its disk; nothing where nobody tells."""
+        if any(daemon.role == "jobmanager" and daemon.alive for daemon in daemons):
+            with contextlib.suppress(JobManagerUnreachable), self.client() as client:
                 shown = client.cluster().taskmanagers
-        except JobManagerUnreachable:
-            return {}
-        return {("taskmanager", one.taskmanager_id): one.held_partitions for one in shown}
+                held = {("taskmanager", one.taskmanager_id): one.held_partitions for one in shown}
+                return client.leader, held
+        return "", {}
 
     def slots(self) -> dict[str, int]:
         """The TaskManagers that have registered with the JobManager, and how many slots they have.

@@ -114,6 +114,7 @@ def test_the_command_line_knows_all_of_them_dead_or_alive(
         os.kill(leader.pid, told)
         wait_ended(leader.pid)
         assert jobmanager_addresses(None) == f"{standby.address},{leader.address}"
+        assert pair.status()["leader"] == standby.address
         pair.start(jobmanagers=2, taskmanagers=0)
         leader, standby = await_roles(pair)
 
