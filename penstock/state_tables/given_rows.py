@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from penstock.rows.column_values import ValueMismatch, encode_columns
 from penstock.state_tables.carried_columns import converted_batch, spark_type
 from penstock.state_tables.spark_rows_client import frame_batches, is_frame
 from penstock.storage.codec import StateError
@@ -55,15 +56,17 @@ def _batches(data: Any, schema: pa.Schema, where: str) -> Iterable[pa.RecordBatc
         return pa.RecordBatchReader.from_stream(data)
     if isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
         names = {name for row in data for name in row}
-        fields = [one for one in schema if one.name in names]
+        fields = [pa.field(one.name, one.type) for one in schema if one.name in names]
         unknown = sorted(names - {one.name for one in fields})
         if unknown:
             columns = ", ".join(schema.names)
             raise StateError(f"{where} is given with unknown {unknown}; its columns are {columns}")
+        values = [[row.get(one.name) for row in data] for one in fields]
         try:
-            return pa.Table.from_pylist(data, pa.schema(fields)).to_batches()
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
-            raise StateError(f"{where}: its rows do not fit: {error}") from error
+            return [encode_columns(values, pa.schema(fields))]
+        except ValueMismatch as error:
+            row = f"row {error.index}: " if error.index >= 0 else ""
+            raise StateError(f"{where}: its rows do not fit: {row}{error}") from error
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | Mapping):
         return _checked(data, where)
     raise StateError(

@@ -170,6 +170,9 @@ WRONG: list[tuple[Any, str]] = [
     ({"sums": []}, r"takes \{uid: \{state: table\}\}"),
     ([], r"takes \{uid: \{state: table\}\}"),
     ({"states": {"sums": [{"k": 1, "value": "x"}]}}, "its rows do not fit"),
+    ({"states": {"sums": [{"k": 1, "value": 1}, {"k": 2, "value": 1.5}]}}, "row 1: .*'value'.*1.5"),
+    ({"states": {"sums": [{"k": 1, "value": True}]}}, "row 0: .*'value'.*True"),
+    ({"states": {"sums": [{"k": 1.5, "value": 1}]}}, "row 0: .*'k'.*1.5"),
     ({"states": {"sums": [{"k": 1, "valeu": 1}]}}, "unknown .'valeu'"),
     ({"states": {"sums": pa.table({"k": [1]})}}, "without 'value'; its columns are k: int64, value"),
     ({"states": {"sums": pa.table({"k": [1], "value": [1.5]})}}, "is int64, got double: cast it"),
@@ -183,6 +186,7 @@ WRONG: list[tuple[Any, str]] = [
     ),
     ({"states": {"texts": [{"k": 1, "map_key": None, "value": 1}]}}, "'map_key' has nulls"),
     ({"states": {"pairs": [{"k": 1, "value": {"low": 1 << 70, "high": 1}}]}}, "do not fit"),
+    ({"states": {"pairs": [{"k": 1, "value": {"low": 1, "hihg": 1}}]}}, "row 0: .*'hihg'"),
     ({"states": {"sums": 5}}, "given as int: give a pyarrow table"),
     ({"states": {"sums": [1, 2]}}, "an iterable of int, not of batches"),
     (
