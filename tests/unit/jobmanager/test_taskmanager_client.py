@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import pytest
 from typing_extensions import override
 
 from common.grpc_server import make_server
 from common.pb import internal_pb2, internal_pb2_grpc
 from jobmanager.liveness.reachability import Reachability
+from jobmanager.rpc.leader_news_client import LeaderNewsClient
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from penstock.errors import StoreTransient, StreamError, TaskManagerLost
 
@@ -204,7 +206,22 @@ def test_every_call_names_the_registration_that_it_is_for() -> None:
 
     run(work)
     service = internal_pb2.DESCRIPTOR.services_by_name["TaskManagerInternal"]
-    assert calls.keys() == {method.name for method in service.methods}
+    # Who has not registered is told who leads, by somebody else.
+    assert calls.keys() == {method.name for method in service.methods} - {"HearOfLeader"}
     assert {(call.leader_epoch, call.incarnation) for call in calls.values()} == {(1, "tm1-1")}
     numbers = [calls[name].allocation_id for name in ("AllocateSlots", "DeployTasks", "FreeSlots")]
     assert numbers == [1, 2, 3]
+
+
+def test_who_has_not_registered_is_told_who_leads() -> None:
+    calls: dict[str, Any] = {}
+    news = internal_pb2.HearOfLeaderRequest(leader_epoch=7, cluster_id="c", rpc_address="own:1")
+
+    async def work() -> None:
+        async with serving(remembering(calls)) as address:
+            await LeaderNewsClient(news, "").tell(address, 10)
+        with pytest.raises(StreamError):
+            await LeaderNewsClient(news, "").tell(address, 10)
+
+    run(work)
+    assert calls == {"HearOfLeader": news}
