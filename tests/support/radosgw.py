@@ -19,6 +19,7 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from penstock.client.termination import terminates_as_exception
 from tests.support.servers import free_port, require, wait_for
 
 ACCESS_KEY = "test"
@@ -229,8 +230,9 @@ rgw dns name = localhost
 
 
 def main(bucket: str, command: list[str]) -> int:
-    """Runs a command beside a server with a bucket; returns its status."""
+    """Runs a command beside a server with a bucket; returns its status. SIGTERM ends both."""
     with (
+        terminates_as_exception(),
         tempfile.TemporaryDirectory(prefix="rgw-") as root,
         RadosGateway(Path(root), 16 << 30).running() as server,
     ):
@@ -241,7 +243,11 @@ def main(bucket: str, command: list[str]) -> int:
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
         }
-        return subprocess.run(command, env={**os.environ, **access}, check=False).returncode
+        with subprocess.Popen(command, env={**os.environ, **access}) as process:
+            try:
+                return process.wait()
+            finally:
+                process.terminate()  # nothing where it has ended
 
 
 if __name__ == "__main__":
