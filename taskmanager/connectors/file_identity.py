@@ -43,6 +43,17 @@ IN_PARTS = (
 Submit = Callable[[Callable[[], int]], Future[int]]
 
 
+def checksum_of(read: Callable[[int, int], bytes], start: int, end: int, checksum: int = 0) -> int:
+    """CRC-32 of a stretch of what ``read`` gives, as far as that goes, behind what ``checksum`` is of."""
+    while start < end:
+        data = read(start, min(CHUNK_BYTES, end - start))
+        if not data:
+            break
+        checksum = zlib.crc32(data, checksum)
+        start += len(data)
+    return checksum
+
+
 @dataclass(frozen=True, slots=True)
 class FileMark:
     """What a position says about its file.
@@ -110,13 +121,7 @@ class OpenedFile(ABC):
 
     def checksum(self, start: int, end: int, checksum: int = 0) -> int:
         """CRC-32 of a stretch of the file, behind what ``checksum`` is of."""
-        while start < end:
-            data = self.read(start, min(CHUNK_BYTES, end - start))
-            if not data:
-                break
-            checksum = zlib.crc32(data, checksum)
-            start += len(data)
-        return checksum
+        return checksum_of(self.read, start, end, checksum)
 
     def check_resumed(self, mark: FileMark | None, checksum: Callable[[], int]) -> None:
         """Refuses to go on in a file of another content than was read before the position.

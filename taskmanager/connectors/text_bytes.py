@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import zlib
 from abc import ABC, abstractmethod
 
 import pyarrow as pa
@@ -11,7 +10,7 @@ from typing_extensions import Buffer, override
 
 from penstock.connectors.text_options import damage, decompressed
 from penstock.errors import TaskFailure, Unrecoverable
-from taskmanager.connectors.file_identity import CHUNK_BYTES, OpenedFile, replaced
+from taskmanager.connectors.file_identity import CHUNK_BYTES, OpenedFile, checksum_of, replaced
 
 
 class TextBytes(ABC):
@@ -33,13 +32,7 @@ class TextBytes(ABC):
 
     def checksum(self, start: int, end: int, checksum: int = 0) -> int:
         """CRC-32 of a stretch of the text, as far as it goes, behind what ``checksum`` is of."""
-        while start < end:
-            data = self.read(start, min(CHUNK_BYTES, end - start))
-            if not data:
-                break
-            checksum = zlib.crc32(data, checksum)
-            start += len(data)
-        return checksum
+        return checksum_of(self.read, start, end, checksum)
 
 
 class PlainText(TextBytes):

@@ -15,14 +15,8 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import PartitionUnavailable, StoreCorrupt, StoreNotFound
-from taskmanager.network.batch_codec import SizeEstimator
-from taskmanager.network.subpartition import (
-    PreparedBatch,
-    ReadablePartition,
-    Refusal,
-    SubpartitionReader,
-    SubpartitionView,
-)
+from taskmanager.network.subpartition import ReadablePartition, Refusal
+from taskmanager.partitions.elements_view import ElementsView
 from taskmanager.partitions.sealed_elements import ElementCursor, Elements, check_readable
 from taskmanager.partitions.spill_files import read_spill_file
 from taskmanager.partitions.spill_format import SpillFormat
@@ -95,60 +89,25 @@ class SealedPartition(ReadablePartition):
         return read_spill_file(path, file)
 
 
-class SealedView(SubpartitionView):
+class SealedView(ElementsView):
     """One consumer's place."""
 
     def __init__(
         self, partition: SealedPartition, index: int, first_row: int, on_unavailable: Refusal
     ) -> None:
-        self._partition = partition
-        self._elements = partition.elements(index, first_row)
+        super().__init__(partition.elements(index, first_row))
+        self._partition_id = partition.partition_id
         self._on_unavailable = on_unavailable
-        self._sizes = SizeEstimator()
-        self._reader: SubpartitionReader | None = None
-        self._waiting: tuple[int, PreparedBatch] | None = None
-
-    @override
-    def attach(self, reader: SubpartitionReader) -> None:
-        self._reader = reader
-        self.serve()
 
     @override
     def serve(self) -> None:
         try:
-            while (reader := self._reader) is not None and self._next(reader):
-                pass
+            super().serve()
         except (StoreCorrupt, StoreNotFound) as error:
             self._reader = None
-            partition_id = self._partition.partition_id
             self._on_unavailable(
                 PartitionUnavailable(
-                    f"partition {partition_id} cannot be read any more: {error}",
-                    partition=partition_id,
+                    f"partition {self._partition_id} cannot be read any more: {error}",
+                    partition=self._partition_id,
                 )
             )
-
-    def _next(self, reader: SubpartitionReader) -> bool:
-        """Sends one element; False when there is no credit or nothing left."""
-        if self._waiting is None:
-            row, element = next(self._elements, (0, None))
-            if element is None:
-                return False
-            if not isinstance(element, pa.RecordBatch):
-                reader.send_control(element)
-                return True
-            self._waiting = row, reader.prepare(element, self._sizes.size_bytes(element))
-        row, prepared = self._waiting
-        if not reader.may_send(prepared.charge_bytes):
-            return False
-        self._waiting = None
-        reader.send_batch(prepared, row)
-        return True
-
-    @override
-    def detach(self, *, is_complete: bool) -> None:
-        self._reader = self._waiting = None
-
-    @override
-    def connection_lost(self, reason: str) -> None:
-        self.detach(is_complete=False)

@@ -17,10 +17,10 @@ from typing_extensions import override
 
 from penstock.errors import PartitionUnavailable, StoreTransient, StreamError
 from penstock.partition_id import PartitionId
-from taskmanager.network.batch_codec import SizeEstimator
 from taskmanager.network.partition_registry import PartitionRequest, PartitionSource
-from taskmanager.network.subpartition import PreparedBatch, SubpartitionReader, SubpartitionView
-from taskmanager.partitions.sealed_elements import ElementCursor, Elements, check_readable
+from taskmanager.network.subpartition import SubpartitionReader
+from taskmanager.partitions.elements_view import ElementsView
+from taskmanager.partitions.sealed_elements import ElementCursor, check_readable
 from taskmanager.partitions.spill_layout import PartitionIndex, SpillFile
 
 
@@ -103,7 +103,7 @@ class SharedPartitions(PartitionSource):
         request.refused(PartitionUnavailable(message, partition=wanted))
 
 
-class _SharedView(SubpartitionView):
+class _SharedView(ElementsView):
     """One consumer's place."""
 
     def __init__(
@@ -113,16 +113,13 @@ class _SharedView(SubpartitionView):
         request: PartitionRequest,
         on_failed: Callable[[StreamError], None],
     ) -> None:
+        super().__init__(iter(()))
         self._files = files
         self._subpartition = request.subpartition_index
         part = index.subpartitions[self._subpartition]
         self._cursor = ElementCursor(part, request.first_row)
         self._before = self._cursor.before()
-        self._elements: Elements = iter(())
         self._on_failed = on_failed
-        self._sizes = SizeEstimator()
-        self._reader: SubpartitionReader | None = None
-        self._waiting: tuple[int, PreparedBatch] | None = None
         self._next = 0
         """Of the cursor's files, the one behind that whose elements are sent."""
         self._ahead: list[pa.RecordBatch] | None = None
@@ -136,29 +133,8 @@ class _SharedView(SubpartitionView):
         self.serve()
 
     @override
-    def serve(self) -> None:
-        while (reader := self._reader) is not None and self._send(reader):
-            pass
-
-    def _send(self, reader: SubpartitionReader) -> bool:
-        """Sends one element; False when there is no credit, or nothing at the moment."""
-        if self._waiting is None:
-            row, element = next(self._elements, (0, None))
-            if element is None:
-                return self._go_on()
-            if not isinstance(element, pa.RecordBatch):
-                reader.send_control(element)
-                return True
-            self._waiting = row, reader.prepare(element, self._sizes.size_bytes(element))
-        row, prepared = self._waiting
-        if not reader.may_send(prepared.charge_bytes):
-            return False
-        self._waiting = None
-        reader.send_batch(prepared, row)
-        return True
-
     def _go_on(self) -> bool:
-        """Turns to the next file, where it is there, or to what is behind the last."""
+        # To the next file, where it is there, or to what is behind the last.
         if self._next == len(self._cursor.files):
             has_more = not self._is_behind
             self._is_behind = True
@@ -194,9 +170,5 @@ class _SharedView(SubpartitionView):
 
     @override
     def detach(self, *, is_complete: bool) -> None:
-        self._reader = self._waiting = self._ahead = None
-        self._elements = iter(())
-
-    @override
-    def connection_lost(self, reason: str) -> None:
-        self.detach(is_complete=False)
+        super().detach(is_complete=is_complete)
+        self._ahead = None

@@ -21,12 +21,10 @@ from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array, plain_array, value_type
 from penstock.storage.run_columns import KEY_GROUP_FIELD, ROW_KEYS, SEQUENCE
+from taskmanager.state.batch_parts import PART_BYTES, in_parts_with
 from taskmanager.state.keyed_rows import SEGMENT_BATCH_ROWS, checked_rows
 from taskmanager.state.snapshot_table import RestoredPart
 from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, concatenated_array
-
-_SORTED_BYTES_MAX = 256 << 20
-"""How much is sorted by key-group at once when rows are exported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,16 +219,8 @@ class SealedRows:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows, sorted by key-group in parts of bounded size."""
-        part: list[pa.RecordBatch] = []
-        size_bytes = 0
-        for batch, sequence in zip(self._batches, self._sequences, strict=True):
-            if part and size_bytes + batch.nbytes > _SORTED_BYTES_MAX:
-                yield from _sorted_by_key_group(part)
-                part, size_bytes = [], 0
-            part.append(self._stored(batch, sequence))
-            size_bytes += batch.nbytes
-        if part:
-            yield from _sorted_by_key_group(part)
+        for batches, sequences in in_parts_with(self._batches, self._sequences, PART_BYTES):
+            yield from _sorted_by_key_group(list(map(self._stored, batches, sequences)))
 
     def release(self) -> None:
         """Gives the rows back."""

@@ -134,8 +134,8 @@ class HashMapValueColumn(ObjectColumn):
                 self._set(self._home.restored_slots(removed), [ABSENT] * len(removed), -1)
             if rows is not None:
                 keys = encode_keys(rows.columns[2 : 2 + self._key_count])
-                stored = self._stored(rows.columns[-1])
-                self._set(self._home.restored_slots(keys), stored, 0)
+                slots = self._home.restored_slots(keys)
+                self._set(slots, self._restored(slots, rows), 0)
 
     @override
     def memory_bytes(self) -> int:
@@ -167,8 +167,9 @@ class HashMapValueColumn(ObjectColumn):
     ) -> CellExport:
         return CellExport(self, self._home, since_version, max_parallelism, buried)
 
-    def _stored(self, column: pa.Array) -> list[Any]:
-        return self._codec.stored(column)
+    def _restored(self, slots: Int64Array, rows: pa.RecordBatch) -> list[Any]:
+        """The cells of slots, of which these rows are loaded."""
+        return self._codec.stored(rows.columns[-1])
 
     def _unexpired(self, cell: Any, now_ms: int) -> tuple[Any, int]:
         """What is left of a cell, and how many values have expired."""

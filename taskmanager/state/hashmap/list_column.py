@@ -12,7 +12,6 @@ Example: a list of three items, one of them added since the last export, and a l
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, Final
 
@@ -23,12 +22,9 @@ from typing_extensions import override
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
 from penstock.storage.run_columns import APPENDED_FIELD
-from taskmanager.kernels import encode_keys
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
 from taskmanager.state.hashmap.cell_columns import CellExport, HashMapValueColumn
 from taskmanager.state.hashmap.object_column import ColumnExport, ColumnHome, codec_field
-from taskmanager.state.run_format import split_tombstones
-from taskmanager.state.snapshot_table import RestoredPart
 
 LOGGED_MIN: Final = 1 << 20
 """So many entries of logs are always kept, 16 bytes each."""
@@ -98,19 +94,6 @@ class HashMapListColumn(HashMapValueColumn):
         for old in [old for old in self._logs if old <= version]:
             self._logged_count -= sum(len(slots) for slots, _ in self._logs.pop(old))
 
-    @override
-    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
-        for batch in batches:
-            removed, rows = split_tombstones(batch, self._key_count)
-            if removed is not None:
-                self._set(self._home.restored_slots(removed), [ABSENT] * len(removed), -1)
-            if rows is not None:
-                keys = encode_keys(rows.columns[2 : 2 + self._key_count])
-                slots, cells = self._home.restored_slots(keys), self._stored(rows.columns[-1])
-                if rows.column(APPENDED_FIELD.name).true_count:
-                    cells = self._joined(slots, cells, rows.column(APPENDED_FIELD.name))
-                self._set(slots, cells, 0)
-
     def _joined(self, slots: Int64Array, cells: list[Any], appended: pa.Array) -> list[Any]:
         """Lists with what was loaded before in front, also in rows before, where they are added to that."""
         values, places = self.values, slots.tolist()
@@ -174,7 +157,11 @@ class HashMapListColumn(HashMapValueColumn):
         return starts
 
     @override
-    def _stored(self, column: pa.Array) -> list[Any]:
+    def _restored(self, slots: Int64Array, rows: pa.RecordBatch) -> list[Any]:
+        cells, appended = self._lists(rows.columns[-1]), rows.column(APPENDED_FIELD.name)
+        return self._joined(slots, cells, appended) if appended.true_count else cells
+
+    def _lists(self, column: pa.Array) -> list[Any]:
         items = self._codec.stored(column.flatten())
         bounds = np.zeros(len(column) + 1, np.int64)
         np.cumsum(

@@ -36,9 +36,6 @@ Log = dict[int, set[Any]]
 Entry = tuple[int, Any, Any]
 """Slot, key, stored value or ABSENT."""
 
-_UNTRACKED = 1
-"""The version of a column that has never been sealed."""
-
 
 class HashMapMapColumn(ObjectColumn):
     """A map per key; see ``taskmanager.state.backend.MapColumn``."""

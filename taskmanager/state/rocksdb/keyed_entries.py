@@ -6,8 +6,7 @@ such that their order is that of the numbers); its value is the rest of the row 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,9 +20,6 @@ from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import distinct, encode_keys
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.rocksdb.entry_batches import concat_strings
-
-PART_BYTES: Final = 256 << 20
-"""Of the rows whose entries are sorted and written together; more only where one batch has more."""
 
 
 def keyed_entries(
@@ -75,20 +71,6 @@ def batch_entries(
     deleted = joined_column(batches, 1).to_numpy(zero_copy_only=False)
     values = concat_strings(content)
     return keyed_entries(partition, keys, numbers, values, deleted, max_parallelism)
-
-
-def in_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """The batches, as many at a time as are sorted and written together."""
-    part: list[pa.RecordBatch] = []
-    size_bytes = 0
-    for batch in batches:
-        if part and size_bytes + batch.nbytes > PART_BYTES:
-            yield part
-            part, size_bytes = [], 0
-        part.append(batch)
-        size_bytes += batch.nbytes
-    if part:
-        yield part
 
 
 def joined_column(batches: list[pa.RecordBatch], place: int) -> Any:

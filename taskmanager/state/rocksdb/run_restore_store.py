@@ -3,16 +3,15 @@ in-memory backend. Rows are read and written in parts of bounded size, whatever 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
-
-import pyarrow as pa
 
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
 from penstock.storage.entries.byte_strings import SstEntries
 from penstock.storage.entries.run_states import ENDS, ends_table, stored_table
 from penstock.storage.run_columns import TIMER_KIND
+from taskmanager.state.batch_parts import in_parts
 from taskmanager.state.hashmap.restored_rows import RestoredRows, restored_rows
 from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.entry_batches import concat_entries
@@ -54,7 +53,8 @@ def load_runs(
         entries = run_entries(first.kind, first.schema, max_parallelism)
         for rows in parts:
             is_of_lists = first.kind == "list"  # of which rows may add to those before
-            for batches in _in_parts(rows.latest() if is_of_lists else rows.batches()):
+            stored = rows.latest() if is_of_lists else rows.batches()
+            for batches in in_parts(stored, _PART_BYTES, _PART_ROWS):
                 partition.row_count += sum(batch.num_rows for batch in batches)
                 writer.add(partition.number, entries.entries(partition.number, batches))
                 if ends is not None and isinstance(entries, Sessions):
@@ -67,20 +67,6 @@ def _ends_of(catalog: PartitionCatalog, name: str, sessions: RestoredRows) -> Pa
         name=name + ENDS, kind=TIMER_KIND, schema=ends_table(sessions.schema)
     )
     return catalog.partition_for(table, WHOLE)
-
-
-def _in_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    part: list[pa.RecordBatch] = []
-    rows = size_bytes = 0
-    for batch in batches:
-        part.append(batch)
-        rows += batch.num_rows
-        size_bytes += batch.nbytes
-        if rows >= _PART_ROWS or size_bytes >= _PART_BYTES:
-            yield part
-            part, rows, size_bytes = [], 0, 0
-    if part:
-        yield part
 
 
 class _Writer:

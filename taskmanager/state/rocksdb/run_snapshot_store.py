@@ -6,14 +6,12 @@ partition, in parts of bounded size, on the thread that writes the snapshot.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Final
 
 import pyarrow as pa
 
-from penstock.errors import CheckpointAborted
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import Blob
 from penstock.storage.entries.database_reader_store import ReadOnlyDatabase
@@ -27,41 +25,32 @@ from penstock.storage.run_writer import SegmentWriter
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.hashmap.chains import Segment
 from taskmanager.state.hashmap.snapshot import described
+from taskmanager.state.rocksdb.snapshot_store import LinkedSnapshot
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, WriteQueue
 
 _WRITTEN_TO: Final = 1
 """Version up to which a segment holds changes: it holds everything."""
 
 
-class RunSnapshot:
+class RunSnapshot(LinkedSnapshot):
     """See ``BackendSnapshot``.
 
     Args:
-        checkpoint_id: which.
-        native: the snapshot without files; the tables and segments of the database.
-        queue: where ``freeze`` is waiting.
-        freeze: the changes that are to be written; has a directory for links.
         file_name: of the file that is written.
     """
 
     def __init__(
         self,
         checkpoint_id: int,
-        native: checkpoint_pb2.KeyedStateSnapshot,
+        header: checkpoint_pb2.KeyedStateSnapshot,
         queue: WriteQueue,
         freeze: Freeze,
         file_name: str,
     ) -> None:
-        assert freeze.link_to is not None
-        self._checkpoint_id = checkpoint_id
-        self._native = native
-        self._queue = queue
-        self._freeze = freeze
-        self._directory = freeze.link_to
+        super().__init__(checkpoint_id, header, queue, freeze)
         self._file_name = file_name
         self._tables: list[checkpoint_pb2.StateTable] = []
         self._segments: list[checkpoint_pb2.StateSegment] = []
-        self._is_discarded = False
 
     def blobs(self) -> Iterator[Blob]:
         """Writes what was frozen, then gives all of it as rows.
@@ -70,40 +59,34 @@ class RunSnapshot:
             StreamError: it was discarded, or cannot be written.
         """
         self._queue.write_until(self._freeze)
-        if self._native.segments:
+        if self._header.segments:
             yield Blob(self._file_name, self._chunks)
 
     def describe(
         self, handles: Mapping[str, checkpoint_pb2.StateHandle]
     ) -> checkpoint_pb2.KeyedStateSnapshot:
         """See ``BackendSnapshot``."""
-        native = self._native
+        header = self._header
         snapshot = checkpoint_pb2.KeyedStateSnapshot(
             backend=BACKEND,
             format_version=RUN_VERSION,
             instance=self._file_name,
-            first_key_group=native.first_key_group,
-            last_key_group=native.last_key_group,
-            max_parallelism=native.max_parallelism,
+            first_key_group=header.first_key_group,
+            last_key_group=header.last_key_group,
+            max_parallelism=header.max_parallelism,
             tables=self._tables,
             segments=self._segments,
         )
-        if native.segments:
+        if header.segments:
             snapshot.files.add(name=self._file_name, handle=handles[self._file_name])
         self._remove_links()
         return snapshot
 
-    def discard(self) -> None:
-        """See ``BackendSnapshot``."""
-        self._is_discarded = True
-        self._queue.discard(self._freeze)
-        self._remove_links()
-
     def _chunks(self) -> Iterator[bytes | memoryview]:
         offset = 0
         with closing(ReadOnlyDatabase(self._directory)) as database:
-            for state, partitions in run_states(self._native):
-                limit = self._native.max_parallelism
+            for state, partitions in run_states(self._header):
+                limit = self._header.max_parallelism
                 entries = entry_rows(state.kind, state.schema, limit, process_kernels())
                 table = len(self._tables)
                 schema = state.schema.serialize().to_pybytes()
@@ -142,9 +125,4 @@ class RunSnapshot:
 
     def _check(self) -> None:
         if self._is_discarded:
-            raise CheckpointAborted(
-                self._checkpoint_id, "it was discarded while it was being written"
-            )
-
-    def _remove_links(self) -> None:
-        shutil.rmtree(self._directory, ignore_errors=True)
+            raise self._gone()

@@ -17,14 +17,48 @@ from taskmanager.state.rocksdb.write_queue_runner import Freeze, WriteQueue
 _READ_BYTES: Final = 4 << 20
 
 
-class RocksDBSnapshot:
-    """See ``BackendSnapshot``.
+class LinkedSnapshot:
+    """What snapshots of a database have in common: they are read from hard links, which go with them.
 
     Args:
         checkpoint_id: which.
         header: the snapshot without files; the tables and segments of the database.
         queue: where ``freeze`` is waiting.
         freeze: the changes that are to be written; has a directory for links.
+    """
+
+    def __init__(
+        self,
+        checkpoint_id: int,
+        header: checkpoint_pb2.KeyedStateSnapshot,
+        queue: WriteQueue,
+        freeze: Freeze,
+    ) -> None:
+        assert freeze.link_to is not None
+        self._checkpoint_id = checkpoint_id
+        self._header = header
+        self._queue = queue
+        self._freeze = freeze
+        self._directory = freeze.link_to
+        self._is_discarded = False
+
+    def discard(self) -> None:
+        """See ``BackendSnapshot``."""
+        self._is_discarded = True
+        self._queue.discard(self._freeze)
+        self._remove_links()
+
+    def _gone(self) -> CheckpointAborted:
+        return CheckpointAborted(self._checkpoint_id, "it was discarded while it was being written")
+
+    def _remove_links(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class RocksDBSnapshot(LinkedSnapshot):
+    """See ``BackendSnapshot``.
+
+    Args:
         ledger: of the files.
         is_full: files of completed checkpoints are written again.
     """
@@ -39,12 +73,7 @@ class RocksDBSnapshot:
         *,
         is_full: bool = False,
     ) -> None:
-        assert freeze.link_to is not None
-        self._checkpoint_id = checkpoint_id
-        self._header = header
-        self._queue = queue
-        self._freeze = freeze
-        self._directory = freeze.link_to
+        super().__init__(checkpoint_id, header, queue, freeze)
         self._ledger = ledger
         self._is_full = is_full
         self._known: dict[str, checkpoint_pb2.StateFile] = {}
@@ -78,11 +107,6 @@ class RocksDBSnapshot:
         self._remove_links()
         return snapshot
 
-    def discard(self) -> None:
-        """See ``BackendSnapshot``."""
-        self._queue.discard(self._freeze)
-        self._remove_links()
-
     def _parts_of(self, name: str) -> Iterator[bytes]:
         try:
             file = (self._directory / name).open("rb")
@@ -91,12 +115,6 @@ class RocksDBSnapshot:
         with file:
             while part := file.read(_READ_BYTES):
                 yield part
-
-    def _gone(self) -> CheckpointAborted:
-        return CheckpointAborted(self._checkpoint_id, "it was discarded while it was being written")
-
-    def _remove_links(self) -> None:
-        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _belongs(path: Path) -> bool:

@@ -27,12 +27,13 @@ from penstock.storage.entries.row_values import check_storable
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array, value_type
 from taskmanager.kernels.backend import kernels as process_kernels
+from taskmanager.state.batch_parts import PART_BYTES, in_parts
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.keyed_table import KeyedTable
 from taskmanager.state.rocksdb.cache_host import CacheAccount, TableHome
 from taskmanager.state.rocksdb.database_store import parts_of_values
 from taskmanager.state.rocksdb.key_filter import NO_ERA
-from taskmanager.state.rocksdb.keyed_entries import batch_entries, in_parts
+from taskmanager.state.rocksdb.keyed_entries import batch_entries
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.snapshot_table import RestoredPart, SealedTable
 
@@ -173,7 +174,7 @@ class KeyedSpill(SpilledTable):
         sealed = self.seal(self._written_version, self._home.max_parallelism)
 
         def entries() -> list[SstEntries]:
-            parts = map(self._entries, in_parts(sealed.batches()))
+            parts = map(self._entries, in_parts(sealed.batches(), PART_BYTES))
             return list(chain.from_iterable(parts))
 
         written = sealed.version

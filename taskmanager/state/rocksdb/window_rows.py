@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Final
 
 import numpy as np
@@ -28,6 +29,7 @@ from penstock.storage.entries.row_values import check_storable, decoded_values, 
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array
 from taskmanager.kernels.backend import kernels as process_kernels
+from taskmanager.state.batch_parts import PART_BYTES, in_parts_with
 from taskmanager.state.rocksdb.cache_host import CacheAccount, TableHome
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.row_table import KeyedRows, RowDescriptor, RowPiece, RowTable
@@ -35,8 +37,7 @@ from taskmanager.state.row_table import KeyedRows, RowDescriptor, RowPiece, RowT
 PART_ROWS: Final = 1 << 13
 """About so many rows are handed out at once."""
 _WRITTEN_ROWS: Final = 1 << 17
-_WRITTEN_BYTES: Final = 256 << 20
-"""What is sorted at once when it is written; more only where one batch has more."""
+"""So many are sorted at once when they are written, or as many as ``PART_BYTES`` allows."""
 
 
 @dataclass(slots=True)
@@ -225,19 +226,8 @@ class StoredRowTable(RowTable):
         self, batches: list[pa.RecordBatch], sequences: list[Int64Array]
     ) -> list[SstEntries]:
         """Rows as entries, in parts that are each sorted; on any thread."""
-        parts: list[SstEntries] = []
-        last = len(batches) - 1
-        start = rows = size_bytes = 0
-        for place, batch in enumerate(batches):
-            rows += batch.num_rows
-            size_bytes += batch.nbytes
-            following = 0 if place == last else batches[place + 1].nbytes
-            is_full = rows >= _WRITTEN_ROWS or size_bytes + following > _WRITTEN_BYTES
-            if is_full or place == last:
-                chosen = slice(start, place + 1)
-                parts.append(self.entries_of(batches[chosen], sequences[chosen]))
-                start, rows, size_bytes = place + 1, 0, 0
-        return parts
+        parts = in_parts_with(batches, sequences, PART_BYTES, _WRITTEN_ROWS)
+        return list(starmap(self.entries_of, parts))
 
     def entries_of(self, batches: list[pa.RecordBatch], sequences: list[Int64Array]) -> SstEntries:
         """Rows as entries; on any thread."""
