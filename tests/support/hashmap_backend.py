@@ -6,8 +6,11 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from typing_extensions import override
+
 from penstock.errors import StoreNotFound
 from penstock.pb import checkpoint_pb2
+from penstock.storage.blobs import SnapshotReader
 from taskmanager.state.backend import BackendEnvironment
 from taskmanager.state.hashmap.snapshot import HashMapSnapshot
 from taskmanager.state.hashmap.store import HashMapStateBackend
@@ -31,7 +34,7 @@ class SteppedClock:
         return self.time_ms * 1_000_000
 
 
-class Files:
+class Files(SnapshotReader):
     """A store of files by path, that counts what is read."""
 
     def __init__(self) -> None:
@@ -45,10 +48,12 @@ class Files:
             path=path, size_bytes=len(data), checksum=zlib.crc32(data)
         )
 
+    @override
     def read(self, handle: checkpoint_pb2.StateHandle) -> bytes:
         """A whole file."""
         return self.read_range(handle, 0, handle.size_bytes)
 
+    @override
     def read_range(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
         """A part of a file."""
         self.read_count += 1

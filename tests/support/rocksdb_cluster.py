@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from typing_extensions import override
+
 from common.clock import SystemClock
 from penstock.errors import StoreNotFound
 from penstock.pb import checkpoint_pb2
+from penstock.storage.blobs import SnapshotReader
 from penstock.storage.key_groups import key_group_range
 from taskmanager.state.backend import BackendEnvironment, BackendSnapshot
 from taskmanager.state.memory import ManagedMemory
@@ -36,7 +39,7 @@ def starved_backend(environment: BackendEnvironment) -> RocksDBStateBackend:
     return RocksDBStateBackend(environment)
 
 
-class BlobStore:
+class BlobStore(SnapshotReader):
     """Bytes of snapshots by path; counts what was uploaded."""
 
     def __init__(self) -> None:
@@ -56,28 +59,15 @@ class BlobStore:
             )
         return snapshot.describe(handles)
 
+    @override
     def read(self, handle: checkpoint_pb2.StateHandle) -> bytes:
-        """See ``SnapshotReader``."""
         if handle.path not in self.files:
             raise StoreNotFound(handle.path)
         return self.files[handle.path]
 
+    @override
     def read_range(self, handle: checkpoint_pb2.StateHandle, offset: int, size_bytes: int) -> bytes:
-        """See ``SnapshotReader``."""
         return self.read(handle)[offset : offset + size_bytes]
-
-    def fetch(self, handle: checkpoint_pb2.StateHandle, target: Path) -> None:
-        """See ``SnapshotReader``."""
-        target.write_bytes(self.read(handle))
-
-    def fetch_all(self, wanted: Mapping[Path, checkpoint_pb2.StateHandle]) -> None:
-        """See ``SnapshotReader``."""
-        for target, handle in wanted.items():
-            self.fetch(handle, target)
-
-    def remove_damaged(self) -> bool:
-        """See ``SnapshotReader``."""
-        return False
 
 
 @dataclass
