@@ -16,7 +16,7 @@ from taskmanager.kernels.compiled_rows import (
     slice_starts,
     value_bounds,
 )
-from taskmanager.kernels.compiled_runs import find_ranges, merge_runs
+from taskmanager.kernels.compiled_runs import find_ranges, merge_runs, spread_ranges
 from taskmanager.kernels.compiled_sessions import join_sessions
 from taskmanager.kernels.compiled_table import (
     find_bytes,
@@ -71,6 +71,7 @@ __all__ = [
     "remove_bytes",
     "remove_fixed",
     "slice_starts",
+    "spread_ranges",
     "touch",
     "touch_displaced",
     "upsert_bytes",

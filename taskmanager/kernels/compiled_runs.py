@@ -7,9 +7,20 @@ from typing import Any
 import numpy as np
 
 from penstock.storage.key_types import Int64Array, UInt64Array
-from taskmanager.kernels.jit import INT64S, INT64S_IN, UINT64S, UINT64S_IN, VOID, inlined, kernel
+from taskmanager.kernels.jit import (
+    INT64,
+    INT64S,
+    INT64S_IN,
+    UINT64S,
+    UINT64S_IN,
+    VOID,
+    inlined,
+    kernel,
+)
 
 _FIRST_TIME = np.int64(-(2**63))
+_FEW = np.int64(16)
+"""So many rows of a hash are looked at one by one, without a branch that depends on their times."""
 
 
 @inlined
@@ -47,11 +58,52 @@ def find_ranges(
     for row in range(len(wanted)):
         if row == 0 or wanted[row] != wanted[row - 1]:
             begin = _lower_bound(begin, wanted[row], _FIRST_TIME, hashes, times)
-        start = stop = begin
-        if begin < len(hashes) and hashes[begin] == wanted[row] and first[row] <= last[row]:
+        start: Any = begin
+        stop: Any = begin
+        place = begin
+        end: Any = min(begin + _FEW, len(hashes))
+        while place < end and hashes[place] == wanted[row]:
+            start += times[place] < first[row]
+            stop += times[place] <= last[row]
+            place += 1
+        if place < len(hashes) and place == end and hashes[place] == wanted[row]:
             start = _lower_bound(begin, wanted[row], first[row], hashes, times)
             stop = _lower_bound(start, wanted[row], last[row] + 1, hashes, times)
-        starts[row], counts[row] = start, stop - start
+        starts[row], counts[row] = start, max(stop - start, 0)
+
+
+@kernel(
+    VOID(
+        *(INT64S_IN, INT64S_IN, INT64S_IN, INT64, INT64S),
+        *(INT64S_IN, INT64S_IN, INT64),
+        *(INT64S, INT64S, INT64S),
+    )
+)
+def spread_ranges(
+    rows: Int64Array,
+    starts: Int64Array,
+    counts: Int64Array,
+    first_row: int,
+    places: Int64Array,
+    run_times: Int64Array,
+    run_positions: Int64Array,
+    bucket: int,
+    times: Int64Array,
+    positions: Int64Array,
+    buckets: Int64Array,
+) -> None:
+    """See ``interface.Kernels.spread_ranges``."""
+    for each in range(len(rows)):
+        row = rows[each] - first_row
+        if row < 0 or row >= len(places):
+            continue
+        place = places[row]
+        for source in range(starts[each], starts[each] + counts[each]):
+            times[place] = run_times[source]
+            positions[place] = run_positions[source]
+            buckets[place] = bucket
+            place += 1
+        places[row] = place
 
 
 @kernel(

@@ -335,6 +335,37 @@ class Kernels(KeyLoops, Protocol):
             counts: int64[n], filled with how many there are.
         """
 
+    def spread_ranges(
+        self,
+        rows: Int64Array,
+        starts: Int64Array,
+        counts: Int64Array,
+        first_row: int,
+        places: Int64Array,
+        run_times: Int64Array,
+        run_positions: Int64Array,
+        bucket: int,
+        times: Int64Array,
+        positions: Int64Array,
+        buckets: Int64Array,
+    ) -> None:
+        """Copies what ranges of a run hold to where the rows that they were found for have theirs.
+
+        Args:
+            rows: int64[k] the numbers of these rows; those below ``first_row``, and those beyond the last of
+                ``places``, are left out.
+            starts: int64[k] where their ranges begin.
+            counts: int64[k] how long they are.
+            first_row: the row that the first of ``places`` is of.
+            places: int64[n] where each row has what comes next; moved on.
+            run_times: int64[m] of the run.
+            run_positions: int64[m] of the run.
+            bucket: number of the run's bucket.
+            times: filled with times.
+            positions: filled with positions.
+            buckets: filled with ``bucket``.
+        """
+
     def merge_runs(
         self,
         hashes: UInt64Array,

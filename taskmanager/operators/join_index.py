@@ -73,7 +73,7 @@ class Run:
         """Where the rows with each hash and a time from ``first`` to ``last`` are.
 
         Returns:
-            The numbers of the probing rows that have some, ascending, and where theirs start and how
+            The numbers of the probing rows that have some, by hash, and where theirs start and how
             many they are: int64[k] each.
         """
         starts, counts = np.empty((2, len(probe.rows)), np.int64)
@@ -81,8 +81,7 @@ class Run:
             *(self.hashes, self.times, probe.hashes, probe.first, probe.last, starts, counts)
         )
         hits = np.flatnonzero(counts)
-        order = hits[np.argsort(probe.rows[hits])]
-        return probe.rows[order], starts[order], counts[order]
+        return probe.rows[hits], starts[hits], counts[hits]
 
     def merged(self, later: Run) -> Run:
         """One run of both; the rows of ``later`` have higher positions."""

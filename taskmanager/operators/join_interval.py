@@ -40,8 +40,10 @@ from common.elements import (
 from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
+from penstock.storage.key_encoding import bounds_of
 from penstock.storage.key_types import KeyKind, fixed_values, key_kind
 from taskmanager.kernels import split_by_slice, time_bounds
+from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.operators.join_index import (
     BucketIndex,
     Int64Array,
@@ -50,7 +52,7 @@ from taskmanager.operators.join_index import (
     UInt64Array,
     rows_of,
 )
-from taskmanager.operators.join_pairs import pieces, spread
+from taskmanager.operators.join_pairs import pieces
 from taskmanager.operators.joined_rows import BoolArray, JoinedRows, JoinSide
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import Operator, OperatorContext
@@ -210,15 +212,17 @@ class IntervalJoinOperator(Operator):
         found = other.find(probe, self._bucket_ms)
         if not found:
             return
-        counts = np.zeros(len(order), np.int64)
+        counts, run_counts = np.zeros((2, len(order)), np.int64)
         for each in found:
             counts[each.rows] += each.counts
+            run_counts[each.rows] += 1
         of_partner = max(each.bucket.widest_row_bytes for each in found)
         rows_max = self._joined.rows_max(
             widest_row_bytes(arrived.batch), of_partner, self._batch_rows
         )
         for start, stop in pieces(counts, self._batch_rows):
-            rows, partners = _partners(found, start, stop)
+            some = slice(start, stop)
+            rows, partners = _partners(found, start, counts[some], run_counts[some] > 1)
             for at in range(0, len(rows), rows_max):
                 few = slice(at, at + rows_max)
                 output = self._output(index, arrived, rows[few], partners.take(few))
@@ -234,13 +238,15 @@ class IntervalJoinOperator(Operator):
         if self._hash_tells_key:
             known[other.keys.names[0]] = mine.column(side.keys.names[0])
         others = partners.rows(known)
-        if self._hash_tells_key:
-            pairs = np.arange(len(rows))
-        else:
-            pairs = np.flatnonzero(_same_keys(side, mine, other, others))
         sides = (others, mine) if index else (mine, others)
         times = np.maximum(*(batch.column(EVENT_TIME).to_numpy() for batch in sides))
-        return self._joined.build(sides[0], pairs, sides[1], pairs, (), times[pairs])
+        pairs = None
+        if not self._hash_tells_key:
+            is_same = _same_keys(side, mine, other, others)
+            if not is_same.all():
+                pairs = np.flatnonzero(is_same)
+                times = times[pairs]
+        return self._joined.build(sides[0], pairs, sides[1], pairs, (), times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +254,7 @@ class _Found:
     """Where the partners of rows are in one run of a bucket.
 
     Attributes:
-        rows: int64[k] the rows that have some, ascending.
+        rows: int64[k] the rows that have some, by hash.
         starts: int64[k] first place in the run.
         counts: int64[k] how many.
     """
@@ -369,31 +375,38 @@ def _is_over(times: Int64Array, watermarks: Int64Array, kept_ms: int) -> BoolArr
     return (watermarks > MIN_TIMESTAMP_MS) & (times <= watermarks - kept_ms)
 
 
-def _partners(found: list[_Found], start: int, stop: int) -> tuple[Int64Array, _Partners]:
-    """The pairs of rows ``start .. stop - 1``, row by row, partners by time and then arrival."""
-    row_parts, time_parts, position_parts, bucket_parts, sequence_parts = [], [], [], [], []
+def _partners(
+    found: list[_Found], first_row: int, counts: Int64Array, is_shared: BoolArray
+) -> tuple[Int64Array, _Partners]:
+    """The pairs of n rows, row by row, partners by time and then arrival.
+
+    Args:
+        first_row: the number of the first of them.
+        counts: int64[n] partners of each.
+        is_shared: bool[n] some are in several runs, each of which has its own in order.
+    """
     buckets = list({id(each.bucket): each.bucket for each in found}.values())
     number_of = {id(bucket): number for number, bucket in enumerate(buckets)}
+    bounds = bounds_of(counts)
+    places = bounds[:-1].copy()
+    times, positions, bucket_of = np.empty((3, int(bounds[-1])), np.int64)
     for each in found:
-        first, last = np.searchsorted(each.rows, (start, stop))
-        which, within = spread(each.counts[first:last])
-        places = each.starts[first:last][which] + within
-        row_parts.append(each.rows[first:last][which])
-        time_parts.append(each.run.times[places])
-        position_parts.append(each.run.positions[places])
-        sequence_parts.append(each.bucket.sequence_of(position_parts[-1]))
-        bucket_parts.append(np.full(len(places), number_of[id(each.bucket)]))
-    rows, positions = np.concatenate(row_parts), np.concatenate(position_parts)
-    times, bucket_of = np.concatenate(time_parts), np.concatenate(bucket_parts)
-    if len(found) == 1:
-        return rows, _Partners(buckets, bucket_of, positions, times)
-    order = np.argsort(rows, kind="stable")
-    is_same = rows[order[1:]] == rows[order[:-1]]
-    shared = np.flatnonzero(np.append(is_same, False) | np.append(False, is_same))
-    again = order[shared]  # rows with partners in one run have them in order
-    sequence = np.concatenate(sequence_parts)[again]
-    order[shared] = again[np.lexsort((sequence, times[again], rows[again]))]
-    return rows[order], _Partners(buckets, bucket_of, positions, times).take(order)
+        process_kernels().spread_ranges(
+            *(each.rows, each.starts, each.counts, first_row, places),
+            *(each.run.times, each.run.positions, number_of[id(each.bucket)]),
+            *(times, positions, bucket_of),
+        )
+    rows = np.repeat(np.arange(first_row, first_row + len(counts)), counts)
+    if is_shared.any():
+        again = np.flatnonzero(is_shared[rows - first_row])
+        sequence = np.empty(len(again), np.int64)
+        for number, bucket in enumerate(buckets):
+            here = np.flatnonzero(bucket_of[again] == number)
+            sequence[here] = bucket.sequence_of(positions[again[here]])
+        order = again[np.lexsort((sequence, times[again], rows[again]))]
+        for column in (times, positions, bucket_of):
+            column[again] = column[order]
+    return rows, _Partners(buckets, bucket_of, positions, times)
 
 
 def _are_told_by_hashes(first: KeyColumns, second: KeyColumns) -> bool:

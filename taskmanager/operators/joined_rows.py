@@ -45,9 +45,15 @@ class JoinSide:
                 valid &= pc.is_valid(array).to_numpy(zero_copy_only=False)
         return valid
 
-    def rest(self, batch: pa.RecordBatch, rows: pa.Array) -> list[pa.Array]:
-        """The columns that are no keys, of some rows; null gives null."""
-        return [as_type(batch.column(i).take(rows), self.schema.field(i).type) for i in self._rest]
+    def rest(self, batch: pa.RecordBatch, rows: pa.Array | None) -> list[pa.Array]:
+        """The columns that are no keys, of some rows, None = all; null gives null."""
+        columns = [batch.column(i) for i in self._rest]
+        if rows is not None:
+            columns = [column.take(rows) for column in columns]
+        return [
+            as_type(column, self.schema.field(i).type)
+            for i, column in zip(self._rest, columns, strict=True)
+        ]
 
 
 class JoinedRows:
@@ -82,16 +88,16 @@ class JoinedRows:
     def build(
         self,
         left: pa.RecordBatch,
-        left_rows: Int64Array,
+        left_rows: Int64Array | None,
         right: pa.RecordBatch,
-        right_rows: Int64Array,
+        right_rows: Int64Array | None,
         window: Sequence[pa.Array],
         event_times: Int64Array,
     ) -> pa.RecordBatch:
         """n rows of output.
 
         Args:
-            left_rows: int64[n], rows of ``left``; ``NO_ROW`` where there is none.
+            left_rows: int64[n], rows of ``left``; ``NO_ROW`` where there is none; None = all, in their order.
             right_rows: the same of ``right``.
             window: the bounds of the window, n each; none for interval joins.
             event_times: int64[n].
@@ -108,7 +114,11 @@ class JoinedRows:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _keys(
-        self, left: pa.RecordBatch, of_left: pa.Array, right: pa.RecordBatch, of_right: pa.Array
+        self,
+        left: pa.RecordBatch,
+        of_left: pa.Array | None,
+        right: pa.RecordBatch,
+        of_right: pa.Array | None,
     ) -> Iterator[pa.Array]:
         """The keys of the pairs, from the right where there is no left row."""
         columns = zip(
@@ -118,12 +128,15 @@ class JoinedRows:
             strict=True,
         )
         for field, first, second in columns:
-            keys = first.take(of_left)
-            if of_left.null_count:
-                keys = pc.if_else(of_left.is_valid(), keys, second.take(of_right))
+            keys = first if of_left is None else first.take(of_left)
+            if of_left is not None and of_left.null_count:
+                from_right = second if of_right is None else second.take(of_right)
+                keys = pc.if_else(of_left.is_valid(), keys, from_right)
             yield as_type(keys, field.type)
 
 
-def _indices(rows: Int64Array) -> pa.Array:
+def _indices(rows: Int64Array | None) -> pa.Array | None:
+    if rows is None:
+        return None
     missing = rows < 0
     return pa.array(rows, mask=missing) if missing.any() else pa.array(rows)

@@ -105,9 +105,12 @@ def narrow_batches(arrays: Sequence[pa.Array], schema: pa.Schema) -> Iterator[pa
 
 def widest_row_bytes(batch: pa.RecordBatch) -> int:
     """The most bytes of text, bytes and lists that a row has."""
+    columns = [column for column in batch.columns if not pt.is_primitive(column.type)]
+    if not columns:
+        return 0
     starts = np.arange(batch.num_rows, dtype=np.int64)
     total = np.zeros(batch.num_rows, np.int64)
-    for column in batch.columns:
+    for column in columns:
         total += _bytes_between(column, starts, starts + 1)
     return int(total.max(initial=0))
 

@@ -17,7 +17,7 @@ from tests.support.kernel_twins.rows import (
     slice_starts,
     value_bounds,
 )
-from tests.support.kernel_twins.runs import find_ranges, merge_runs
+from tests.support.kernel_twins.runs import find_ranges, merge_runs, spread_ranges
 from tests.support.kernel_twins.sessions import join_sessions
 from tests.support.kernel_twins.table import (
     distinct_bytes,
@@ -66,6 +66,7 @@ __all__ = [
     "remove_bytes",
     "remove_fixed",
     "slice_starts",
+    "spread_ranges",
     "touch",
     "touch_displaced",
     "upsert_bytes",

@@ -23,6 +23,31 @@ def find_ranges(
     counts[:] = np.maximum(_bisect(low, high, last, times, after=True) - starts, 0)
 
 
+def spread_ranges(
+    rows: Int64Array,
+    starts: Int64Array,
+    counts: Int64Array,
+    first_row: int,
+    places: Int64Array,
+    run_times: Int64Array,
+    run_positions: Int64Array,
+    bucket: int,
+    times: Int64Array,
+    positions: Int64Array,
+    buckets: Int64Array,
+) -> None:
+    """See ``interface.Kernels.spread_ranges``."""
+    for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
+        if not first_row <= row < first_row + len(places):
+            continue
+        place = int(places[row - first_row])
+        some = slice(start, start + count)
+        times[place : place + count] = run_times[some]
+        positions[place : place + count] = run_positions[some]
+        buckets[place : place + count] = bucket
+        places[row - first_row] += count
+
+
 def merge_runs(
     hashes: UInt64Array,
     times: Int64Array,

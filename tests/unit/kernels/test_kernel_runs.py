@@ -10,7 +10,11 @@ from tests.support.kernel_twins.implementations import load
 
 HASHES = st.one_of(st.integers(0, 6), st.integers(2**64 - 3, 2**64 - 1))
 TIMES = st.integers(-4, 4)
-ROWS = st.lists(st.tuples(HASHES, TIMES), max_size=40).map(sorted)
+FEW_ROWS = st.lists(st.tuples(HASHES, TIMES), max_size=40)
+MANY_OF_ONE = st.lists(st.tuples(st.just(3), TIMES), min_size=14, max_size=40)
+ROWS = st.one_of(FEW_ROWS, st.tuples(FEW_ROWS, MANY_OF_ONE).map(lambda two: two[0] + two[1])).map(
+    sorted
+)
 PROBES = st.lists(st.tuples(HASHES, TIMES, st.integers(-1, 5)), max_size=20).map(sorted)
 
 
@@ -58,3 +62,30 @@ def test_merged_runs_are_sorted_and_keep_the_order_of_equal_rows(
         merged = np.empty(count, np.uint64), np.empty(count, np.int64), np.empty(count, np.int64)
         load(compiled=compiled).merge_runs(*columns[0], *columns[1], *merged)
         assert list(zip(*(column.tolist() for column in merged), strict=True)) == sorted(numbered)
+
+
+@given(counts=st.lists(st.integers(0, 3), max_size=12), first_row=st.integers(0, 4))
+def test_what_ranges_hold_goes_to_the_rows_that_they_were_found_for(
+    counts: list[int], first_row: int
+) -> None:
+    rows = np.arange(len(counts))[::-1].copy()  # in another order than that of the rows
+    starts = 2 * rows
+    run_times = np.arange(2 * len(counts) + 3) * 10
+    asked = counts[first_row:]
+    ends = np.cumsum([0, *asked])
+    for compiled in (True, False):
+        places = ends[:-1].copy()
+        times, positions, buckets = np.full((3, int(ends[-1])), -1, np.int64)
+        load(compiled=compiled).spread_ranges(
+            rows, starts, np.array(counts[::-1], np.int64), first_row, places,
+            run_times, -run_times, 7, times, positions, buckets,
+        )  # fmt: skip
+        expected = [
+            (2 * (first_row + row) + place) * 10
+            for row, n in enumerate(asked)
+            for place in range(n)
+        ]
+        assert times.tolist() == expected
+        assert positions.tolist() == [-time for time in expected]
+        assert buckets.tolist() == [7] * len(expected)
+        assert places.tolist() == ends[1:].tolist()
