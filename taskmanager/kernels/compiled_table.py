@@ -31,6 +31,7 @@ from taskmanager.kernels.jit import (
 _EMPTY = interface.EMPTY_WORD
 _MULTIPLIER = np.uint64(interface.HOME_MULTIPLIER)
 _ONE = np.uint64(1)
+_HALF = np.uint64(32)
 _COUNT = interface.STATE_COUNT
 _NEXT_INDEX = interface.STATE_NEXT_INDEX
 _FREE_COUNT = interface.STATE_FREE_COUNT
@@ -43,27 +44,30 @@ _HEADER = interface.ARENA_HEADER_BYTES
 
 
 @inlined
-def _home(key: Any, multiplier: Any, shift: Any) -> Any:
+def _byte_home(key_hash: Any, multiplier: Any, capacity: Any) -> Any:
+    """The slot where probing for a key of that hash starts: by the order of products, as far as 32 bits tell."""
+    return (((np.uint64(key_hash) * multiplier) >> _HALF) * capacity) >> _HALF
+
+
+@inlined
+def _home(key: Any, multiplier: Any, capacity: Any) -> Any:
     """The slot where probing for a key word starts."""
     mixed = np.uint64(key) * _MULTIPLIER
-    mixed ^= mixed >> np.uint64(32)
-    return (mixed * multiplier) >> shift
+    mixed ^= mixed >> _HALF
+    return _byte_home(mixed, multiplier, capacity)
 
 
 @inlined
-def _byte_home(key_hash: Any, multiplier: Any, shift: Any) -> Any:
-    """The slot where probing for a key of that hash starts."""
-    return (np.uint64(key_hash) * multiplier) >> shift
+def _behind(slot: Any, capacity: Any) -> Any:
+    """The next slot."""
+    behind = slot + _ONE
+    return behind if behind < capacity else np.uint64(0)
 
 
 @inlined
-def _shift(capacity: Any) -> Any:
-    """By how much a 64-bit hash is shifted to give a slot: 64 - log2(capacity)."""
-    shift = 64
-    while capacity > 1:
-        capacity >>= 1
-        shift -= 1
-    return np.uint64(shift)
+def _distance(slot: Any, start: Any, capacity: Any) -> Any:
+    """How many steps a slot is from where probing starts."""
+    return slot - start if slot >= start else slot + capacity - start
 
 
 @inlined
@@ -127,8 +131,7 @@ def upsert_fixed(
 ) -> int:
     """See ``interface.Kernels.upsert_fixed``."""
     capacity = records.shape[0] - 2
-    mask = np.uint64(capacity - 1)
-    shift = _shift(capacity)
+    slot_count = np.uint64(capacity)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     has_nulls = len(nulls) > 0
     count = state[_COUNT]
@@ -141,7 +144,7 @@ def upsert_fixed(
             slot = np.uint64(capacity)
             count += _use_special(records, slot, _SENTINEL_USED, state, free, index_column)
         else:
-            slot = _home(key, multiplier, shift)
+            slot = _home(key, multiplier, slot_count)
             while True:
                 found = records[slot, 0]
                 if found == key:
@@ -155,7 +158,7 @@ def upsert_fixed(
                     if index_column >= 0:
                         _give_index(records, slot, state, free, index_column)
                     break
-                slot = (slot + _ONE) & mask
+                slot = _behind(slot, slot_count)
         if version_column >= 0:
             records[slot, version_column] = version
         slots[row] = np.int64(slot)
@@ -164,9 +167,9 @@ def upsert_fixed(
 
 
 @inlined
-def _find_word(key: Any, records: Any, mask: Any, multiplier: Any, shift: Any) -> Any:
+def _find_word(key: Any, records: Any, multiplier: Any, slot_count: Any) -> Any:
     """The slot of a key word, -1 where it is not in the table."""
-    slot = _home(key, multiplier, shift)
+    slot = _home(key, multiplier, slot_count)
     result = np.int64(-1)
     while True:
         found = records[slot, 0]
@@ -175,7 +178,7 @@ def _find_word(key: Any, records: Any, mask: Any, multiplier: Any, shift: Any) -
             break
         if found == _EMPTY:
             break
-        slot = (slot + _ONE) & mask
+        slot = _behind(slot, slot_count)
     return result
 
 
@@ -185,8 +188,7 @@ def find_fixed(
 ) -> None:
     """See ``interface.Kernels.find_fixed``."""
     capacity = records.shape[0] - 2
-    mask = np.uint64(capacity - 1)
-    shift = _shift(capacity)
+    slot_count = np.uint64(capacity)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(keys)):
         if len(nulls) > 0 and nulls[row]:
@@ -194,7 +196,7 @@ def find_fixed(
         elif keys[row] == _EMPTY:
             slots[row] = capacity if state[_SENTINEL_USED] else -1
         else:
-            slots[row] = _find_word(keys[row], records, mask, multiplier, shift)
+            slots[row] = _find_word(keys[row], records, multiplier, slot_count)
 
 
 @kernel(VOID(RECORDS, INT64S_IN, INT64S_IN, INT64, BOOL))
@@ -203,23 +205,22 @@ def _close_gap(
 ) -> None:
     """Empties a slot and moves back the records that were displaced beyond it."""
     capacity = records.shape[0] - 2
-    mask = np.uint64(capacity - 1)
-    shift = _shift(capacity)
+    slot_count = np.uint64(capacity)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     gap = np.uint64(removed)
     slot = gap
     while True:
-        slot = (slot + _ONE) & mask
+        slot = _behind(slot, slot_count)
         if byte_keys:
             if records[slot, 1] < 0:
                 break
-            home = _byte_home(records[slot, 0], multiplier, shift)
+            home = _byte_home(records[slot, 0], multiplier, slot_count)
         else:
             if records[slot, 0] == _EMPTY:
                 break
-            home = _home(records[slot, 0], multiplier, shift)
+            home = _home(records[slot, 0], multiplier, slot_count)
         # A record may move to the gap unless its home lies behind the gap.
-        if ((slot - home) & mask) >= ((slot - gap) & mask):
+        if _distance(slot, home, slot_count) >= _distance(slot, gap, slot_count):
             for column in range(records.shape[1]):
                 records[gap, column] = records[slot, column]
             gap = slot
@@ -238,8 +239,7 @@ def remove_fixed(
 ) -> None:
     """See ``interface.Kernels.remove_fixed``."""
     capacity = records.shape[0] - 2
-    mask = np.uint64(capacity - 1)
-    shift = _shift(capacity)
+    slot_count = np.uint64(capacity)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(keys)):
         if len(nulls) > 0 and nulls[row]:
@@ -253,7 +253,7 @@ def remove_fixed(
                 _release(records, capacity, state, free, index_column)
                 _reset(records, capacity, template)
         else:
-            slot = _find_word(keys[row], records, mask, multiplier, shift)
+            slot = _find_word(keys[row], records, multiplier, slot_count)
             if slot >= 0:
                 _release(records, slot, state, free, index_column)
                 _close_gap(records, template, state, slot, False)
@@ -268,11 +268,10 @@ def _probe_bytes(
     records: Any,
     arena: Any,
     multiplier: Any,
-    shift: Any,
+    slot_count: Any,
 ) -> Any:
     """The slot of a byte key; -1 - the empty slot where it belongs, when it is not there."""
-    mask = np.uint64(records.shape[0] - 3)
-    slot = _byte_home(key_hash, multiplier, shift)
+    slot = _byte_home(key_hash, multiplier, slot_count)
     while True:
         position = records[slot, 1]
         if position < 0:
@@ -283,7 +282,7 @@ def _probe_bytes(
             and equal_bytes(data, start, arena, position + _HEADER, length)
         ):
             return np.int64(slot)
-        slot = (slot + _ONE) & mask
+        slot = _behind(slot, slot_count)
 
 
 @kernel(
@@ -308,13 +307,13 @@ def upsert_bytes(
     slots: Int64Array,
 ) -> int:
     """See ``interface.Kernels.upsert_bytes``."""
-    shift = _shift(records.shape[0] - 2)
+    slot_count = np.uint64(records.shape[0] - 2)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(hashes)):
         start = offsets[row]
         length = offsets[row + 1] - start
         key_hash = np.int64(hashes[row])
-        slot = _probe_bytes(data, start, length, key_hash, records, arena, multiplier, shift)
+        slot = _probe_bytes(data, start, length, key_hash, records, arena, multiplier, slot_count)
         if slot < 0:
             if state[_COUNT] >= limit:
                 return row
@@ -345,13 +344,13 @@ def find_bytes(
     slots: Int64Array,
 ) -> None:
     """See ``interface.Kernels.find_bytes``."""
-    shift = _shift(records.shape[0] - 2)
+    slot_count = np.uint64(records.shape[0] - 2)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(hashes)):
         start = offsets[row]
         length = offsets[row + 1] - start
         key_hash = np.int64(hashes[row])
-        slot = _probe_bytes(data, start, length, key_hash, records, arena, multiplier, shift)
+        slot = _probe_bytes(data, start, length, key_hash, records, arena, multiplier, slot_count)
         slots[row] = max(slot, -1)
 
 
@@ -371,13 +370,13 @@ def remove_bytes(
     index_column: int,
 ) -> None:
     """See ``interface.Kernels.remove_bytes``."""
-    shift = _shift(records.shape[0] - 2)
+    slot_count = np.uint64(records.shape[0] - 2)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(hashes)):
         start = offsets[row]
         length = offsets[row + 1] - start
         key_hash = np.int64(hashes[row])
-        slot = _probe_bytes(data, start, length, key_hash, records, arena, multiplier, shift)
+        slot = _probe_bytes(data, start, length, key_hash, records, arena, multiplier, slot_count)
         if slot >= 0:
             state[_ARENA_DEAD] += _HEADER + length
             _release(records, slot, state, free, index_column)
@@ -390,23 +389,22 @@ def rehash(source: Int64Array, target: Int64Array, state: Int64Array, byte_keys:
     old_capacity = source.shape[0] - 2
     capacity = target.shape[0] - 2
     width = source.shape[1]
-    mask = np.uint64(capacity - 1)
-    shift = _shift(capacity)
+    slot_count = np.uint64(capacity)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for old in range(old_capacity):
         if byte_keys:
             if source[old, 1] < 0:
                 continue
-            slot = _byte_home(source[old, 0], multiplier, shift)
+            slot = _byte_home(source[old, 0], multiplier, slot_count)
             while target[slot, 1] >= 0:
-                slot = (slot + _ONE) & mask
+                slot = _behind(slot, slot_count)
         else:
             key = source[old, 0]
             if key == _EMPTY:
                 continue
-            slot = _home(key, multiplier, shift)
+            slot = _home(key, multiplier, slot_count)
             while target[slot, 0] != _EMPTY:
-                slot = (slot + _ONE) & mask
+                slot = _behind(slot, slot_count)
         for column in range(width):
             target[slot, column] = source[old, column]
     for extra in range(2):

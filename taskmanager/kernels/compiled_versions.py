@@ -69,7 +69,9 @@ def touch_displaced(
                 records[slot, column] = version
             if slot >= capacity:
                 break
-            slot = (slot + 1) & (capacity - 1)
+            slot += 1
+            if slot == capacity:
+                slot = 0
             if byte_keys:
                 if records[slot, 1] < 0:
                     break

@@ -3,11 +3,11 @@
 Both give identical results. The functions take and fill plain numpy arrays and
 know nothing of Arrow. An empty ``nulls`` or ``valid`` array means that every row is there.
 
-Layout of a table's ``records`` (int64[capacity + 2, width], capacity a power of two): column 0 is
+Layout of a table's ``records`` (int64[capacity + 2, width], capacity below 2**32): column 0 is
 the key word (fixed keys) or the key's hash (byte keys, which have the arena position of the key in
 column 1). An empty record is the table's ``template``: ``EMPTY_WORD`` in column 0 (fixed) or -1 in
-column 1 (bytes), and what a new key starts from in the others. Probing is linear from ``home``, the top
-bits of the key's product with the table's multiplier. Two records behind the last slot are for keys that cannot be hashed into
+column 1 (bytes), and what a new key starts from in the others. Probing is linear from ``home``: the key's product
+with the table's multiplier, as a part of 2**64, gives the same part of the slots. Two records behind the last slot are for keys that cannot be hashed into
 place: row ``capacity`` for the key ``EMPTY_WORD`` itself, row ``capacity + 1`` for null.
 
 ``state`` (int64[STATE_WORDS]) carries the counters of a table, see the ``STATE_`` constants.
@@ -349,21 +349,11 @@ class Kernels(KeyLoops, Protocol):
         positions: Int64Array,
         buckets: Int64Array,
     ) -> None:
-        """Copies what ranges of a run hold to where the rows that they were found for have theirs.
+        """Copies what ranges of a run (``starts``, ``counts``: int64[k]) hold to where the rows have theirs that they were found for.
 
         Args:
-            rows: int64[k] the numbers of these rows; those below ``first_row``, and those beyond the last of
-                ``places``, are left out.
-            starts: int64[k] where their ranges begin.
-            counts: int64[k] how long they are.
-            first_row: the row that the first of ``places`` is of.
-            places: int64[n] where each row has what comes next; moved on.
-            run_times: int64[m] of the run.
-            run_positions: int64[m] of the run.
-            bucket: number of the run's bucket.
-            times: filled with times.
-            positions: filled with positions.
-            buckets: filled with ``bucket``.
+            rows: int64[k] these rows; ``first_row`` is the first and ``first_row + n - 1`` the last of which anything is copied.
+            places: int64[n] where each of them has what comes next in the last three; moved on.
         """
 
     def merge_runs(

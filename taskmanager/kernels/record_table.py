@@ -34,7 +34,7 @@ from taskmanager.kernels.record_versions import (
     RecordPiece,
     RecordVersions,
 )
-from taskmanager.kernels.slot_table import CROWDED_PERCENT, NO_NULLS, FixedKeyRecords
+from taskmanager.kernels.slot_table import FULL_PERCENT, NO_NULLS, FixedKeyRecords
 
 EVERYTHING: Final = slice(None)
 SEEN_BITS: Final = 63
@@ -327,7 +327,17 @@ class RecordTable:
 
     def crowd(self) -> None:
         """Takes more keys before it grows, at more steps for each."""
-        self._slots.load_percent = CROWDED_PERCENT
+        self._slots.load_percent = FULL_PERCENT
+
+    @property
+    def capacity(self) -> int:
+        """Records that there is memory for."""
+        return self._slots.capacity
+
+    def resize(self, capacity: int) -> None:
+        """Gives the table memory for so many records, more than it has keys."""
+        with self._lock:
+            self._slots.resize(capacity)
 
     def reserve(self, keys: int) -> None:
         """Makes room for that many keys at once."""

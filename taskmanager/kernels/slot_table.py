@@ -41,6 +41,8 @@ from taskmanager.kernels.interface import (
 LOAD_PERCENT: Final = 60
 CROWDED_PERCENT: Final = 80
 """So many of the slots may be used where keys come in the order of the slots, until the others have come."""
+FULL_PERCENT: Final = 85
+"""So many of the slots are used of a table that cannot grow: a key is looked for in 4 of them, one that is not there in 23."""
 MIN_CAPACITY: Final = 64
 FAST_GROWTH_BELOW: Final = 1 << 16
 """Smaller tables grow fourfold, larger ones twofold."""
@@ -89,7 +91,7 @@ class KeyRecords(ABC):
 
     @property
     def capacity(self) -> int:
-        """Slots of the table; a power of two."""
+        """Slots of the table."""
         return len(self.records) - 2
 
     @property
@@ -183,6 +185,11 @@ class KeyRecords(ABC):
         """Makes room for that many keys at once."""
         capacity = _capacity_for(keys)
         if capacity > self.capacity:
+            self._replace_records(capacity)
+
+    def resize(self, capacity: int) -> None:
+        """Gives the table so many slots, more than it has keys."""
+        if capacity != self.capacity:
             self._replace_records(capacity)
 
     def use_common_order(self) -> None:

@@ -22,6 +22,7 @@ from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import RecordTable, Rows, distinct
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.kernels.record_versions import RecordExport
+from taskmanager.kernels.slot_table import LOAD_PERCENT
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.group_table import GroupTable, TableInputs, TableRows
 from taskmanager.state.key_batches import concatenated_keys
@@ -33,6 +34,8 @@ from taskmanager.state.run_format import plain_keys
 
 _TICK_UPDATES = 64
 """Updates between two ages of what is in memory."""
+_ROOM_SHARE = 31 / 32
+"""Of the caches' room that one table takes: small ones begin without making all others leave."""
 
 
 class StoredGroupTable(GroupTable, KeyedSpill):
@@ -67,6 +70,7 @@ class StoredGroupTable(GroupTable, KeyedSpill):
         self._descriptor = descriptor
         self._is_plain = bool(descriptor.kinds) and not self._columns
         self._updates = 0
+        self._wanted_capacity = 0
         self._records.versions.current = LOADED_VERSION + 1
 
     @override
@@ -169,8 +173,10 @@ class StoredGroupTable(GroupTable, KeyedSpill):
             kept = self._records.rows(newest)
         else:
             self._note_stored(self._cached_keys())
-        self._forget(0 if kept is None else len(kept.keys))
+        self._forget()
         if kept is not None:
+            used = 100 * len(kept.keys) // LOAD_PERCENT + 1
+            self._records.resize(max(self._wanted_capacity, used))
             self._records.put(kept)
         self._account()
 
@@ -179,13 +185,12 @@ class StoredGroupTable(GroupTable, KeyedSpill):
         return self._records.key_batch()
 
     @override
-    def _forget(self, capacity: int = 0) -> None:
+    def _forget(self) -> None:
         descriptor, version = self._descriptor, self._records.versions.current
         self._columns = descriptor.new_columns()
         self._records = RecordTable(
             descriptor.key_types,
             descriptor.kinds,
-            capacity=capacity,
             with_index=bool(self._columns),
             with_versions=True,
         )
@@ -230,15 +235,27 @@ class StoredGroupTable(GroupTable, KeyedSpill):
                 yield [names[row] for row in chosen], [values[row] for row in chosen]
 
     def _make_room_for(self, keys: KeyBatch) -> None:
-        """A table that would outgrow the caches is filled, instead, and then half of it leaves."""
+        """A table whose next growth but one would not fit the caches takes what there is of them at once; one that cannot
+        grow is filled, and then half of it leaves."""
         records = self._records
         if not records.must_grow_for(len(keys)):
             return
-        if records.memory_bytes() <= self._home.host.cache_room_bytes:
+        room_bytes, size_bytes = self._home.host.cache_room_bytes, records.memory_bytes()
+        if size_bytes <= room_bytes:
+            if self._is_plain and 3 * size_bytes > room_bytes:
+                records.resize(self._capacity_within(room_bytes))
             return
         records.crowd()
         if records.must_grow_for(len(keys)):
-            self._cache_account.resize(self.memory_bytes() + records.memory_bytes())
+            self._wanted_capacity = self._capacity_within(room_bytes)  # it needs no room for others
+            self._cache_account.resize(self.memory_bytes() + size_bytes)
+            self._wanted_capacity = 0
+
+    def _capacity_within(self, room_bytes: int) -> int:
+        """How many records the table has memory for with so much more of it."""
+        records = self._records
+        size_bytes = records.memory_bytes()
+        return int(records.capacity * _ROOM_SHARE * (size_bytes + room_bytes) / size_bytes)
 
     def _changed(self) -> None:
         self._updates += 1

@@ -1,8 +1,7 @@
 """How the memory of a slot's state is divided among its databases and what stands before them.
 
 The limit is ``taskmanager.memory.managed.size``, or half of what the container may take where that is
-less. Of it, nine sixteenths are for the live tables of the write-back caches (one of them holds half, and its size is a
-power of two of records with some bytes beside): a row costs microseconds where it is read from
+less. Of it, nine sixteenths are for the live tables of the write-back caches: a row costs microseconds where it is read from
 a block, whether that is cached or not, and a tenth of one in a table. A sixteenth is RocksDB's block cache, as much its
 write buffers (only range deletions go through them), as much tells new keys from those that the database has; all of them are
 shared by all databases of the slot. The rest is for what is being written: copies of records that changed while a

@@ -85,7 +85,7 @@ def find_fixed(
         hit = found == keys[rows]
         slots[rows[hit]] = at[hit]
         going_on = ~hit & (found != EMPTY_WORD)
-        rows, at = rows[going_on], (at[going_on] + 1) & (capacity - 1)
+        rows, at = rows[going_on], (at[going_on] + 1) % capacity
 
 
 def remove_fixed(
@@ -191,7 +191,7 @@ def find_bytes(
         equal = _equal_keys(data, offsets, rows[candidates], arena, records[at[candidates], 1])
         hit[candidates] = equal
         slots[rows[hit]] = at[hit]
-        rows, at = rows[~hit], (at[~hit] + 1) & (capacity - 1)
+        rows, at = rows[~hit], (at[~hit] + 1) % capacity
 
 
 def remove_bytes(
@@ -279,10 +279,6 @@ def _groups(keys: Int64Array, null_rows: BoolArray) -> tuple[Int64Array, Int64Ar
     return first[by_appearance], ordinals[inverse]
 
 
-def _shift(capacity: int) -> np.uint64:
-    return np.uint64(65 - capacity.bit_length())
-
-
 def _homes(keys: Int64Array, state: Int64Array, capacity: int) -> Int64Array:
     mixed = keys.astype(np.uint64) * np.uint64(HOME_MULTIPLIER)
     mixed ^= mixed >> np.uint64(32)
@@ -291,7 +287,9 @@ def _homes(keys: Int64Array, state: Int64Array, capacity: int) -> Int64Array:
 
 def _byte_homes(hashes: Int64Array, state: Int64Array, capacity: int) -> Int64Array:
     multiplier = state.view(np.uint64)[STATE_MULTIPLIER]
-    return ((hashes.astype(np.uint64) * multiplier) >> _shift(capacity)).view(np.int64)
+    half = np.uint64(32)
+    products = hashes.astype(np.uint64) * multiplier
+    return ((products >> half) * np.uint64(capacity) >> half).view(np.int64)
 
 
 def _place(homes: Int64Array, occupied: BoolArray) -> Int64Array:
@@ -305,7 +303,7 @@ def _place(homes: Int64Array, occupied: BoolArray) -> Int64Array:
         occupied[at[winners]] = True
         losers = np.ones(len(waiting), dtype=np.bool_)
         losers[winners] = False
-        waiting, at = waiting[losers], (at[losers] + 1) & (len(occupied) - 1)
+        waiting, at = waiting[losers], (at[losers] + 1) % len(occupied)
     return slots
 
 

@@ -119,9 +119,12 @@ def same(left: Any, right: Any) -> bool:
 
 @both
 @examples(120)
-@given(case=batches(), merged=st.booleans())
+@given(case=batches(), merged=st.booleans(), room=st.integers(1, 90))
 def test_accumulate_against_a_dict(
-    kernels: Kernels, case: tuple[str, list[Kind], list[list[tuple[Any, ...]]]], merged: bool
+    kernels: Kernels,
+    case: tuple[str, list[Kind], list[list[tuple[Any, ...]]]],
+    merged: bool,
+    room: int,
 ) -> None:
     name, kinds, batched = case
     types = KEY_POOLS[name][0]
@@ -133,6 +136,7 @@ def test_accumulate_against_a_dict(
         target.accumulate(key_batch(types, [row[0] for row in rows], kernels), values, valid)
         if merged:
             table.merge_rows(target.rows())
+        table.resize(len(table) + room)
         partial: dict[Any, list[Any]] = {}
         for row in rows:
             current = (partial if merged else expected).setdefault(
@@ -186,6 +190,7 @@ def test_dense_indices_against_a_dict(kernels: Kernels, name: str, data: st.Data
             table.remove(batch)
             for row in rows:
                 model.remove(canonical(row))
+        table.resize(len(table) + data.draw(st.integers(1, 90)))
         assert len(table) == len(model.indices)
         ordered = sorted(model.indices, key=model.indices.__getitem__)
         assert key_list(table.keys()) == ordered

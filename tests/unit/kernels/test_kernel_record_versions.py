@@ -107,6 +107,7 @@ def test_exports_give_the_content_at_their_seal(
     kernels = load(compiled=compiled)
     type_ = pa.int64() if pool is FIXED else pa.string()
     table = RecordTable([type_], KINDS, with_index=with_index, with_versions=True, kernels=kernels)
+    table.resize(67)  # any size will do
     content: Content = {}
     sealed: dict[int, Content] = {0: {}}
     readings: list[Reading] = []
