@@ -182,8 +182,11 @@ class KeyRecords(ABC):
         """
 
     def reserve(self, keys: int) -> None:
-        """Makes room for that many keys at once."""
+        """Makes room for that many keys at once; an empty table gets little more than that: memory costs when it is
+        touched first."""
         capacity = _capacity_for(keys)
+        if not len(self) and not self._common_order:
+            capacity = min(capacity, keys * 100 // LOAD_PERCENT * 17 // 16 + MIN_CAPACITY)
         if capacity > self.capacity:
             self._replace_records(capacity)
 

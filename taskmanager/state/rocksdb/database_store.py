@@ -26,6 +26,7 @@ from rocksdict import (
     IngestExternalFileOptions,
     Options,
     Rdict,
+    ReadOptions,
     WriteOptions,
 )
 
@@ -81,6 +82,12 @@ class Database:
             raise StoreTransient(
                 f"the RocksDB database in {directory} cannot be opened: {error}"
             ) from error
+        self._block_cache_bytes = memory.block_cache_bytes
+        # Reads of many keys have the options of their handle, whatever options they are given.
+        self._past_cache: Any = self._rocks.get_column_family("default")
+        past_cache = ReadOptions()
+        past_cache.fill_cache(False)
+        self._past_cache.set_read_options(past_cache)
         options = WriteOptions()
         options.disable_wal = True
         self._rocks.set_write_options(options)
@@ -90,13 +97,16 @@ class Database:
     def get_many(self, keys: list[bytes]) -> list[bytes | None]:
         """The values of keys, which are best sorted; None where there is no entry.
 
+        What a block cache cannot hold is not put there: a block would leave before it is read again.
+
         Raises:
             StoreTransient: they cannot be read.
         """
         if not keys:
             return []
         with self._reading():
-            values: list[bytes | None] = self._rocks[keys]
+            fits = self.size_bytes() <= self._block_cache_bytes
+            values: list[bytes | None] = (self._rocks if fits else self._past_cache)[keys]
         return values
 
     def scan(
@@ -229,6 +239,7 @@ class Database:
 
     def close(self) -> None:
         """Closes the database; its files stay."""
+        self._past_cache.close()
         self._rocks.close()
 
     @contextmanager

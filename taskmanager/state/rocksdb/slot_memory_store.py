@@ -18,12 +18,14 @@ class SlotMemory:
 
     Attributes:
         block_cache: shared by the databases.
+        block_cache_bytes: what it may take.
         write_buffers: shared by the databases.
     """
 
     def __init__(self, memory: ManagedMemory) -> None:
         shares = memory_shares(memory.limit_bytes, cgroup_memory_limit())
         self.block_cache: Any = Cache(shares.block_cache_bytes)
+        self.block_cache_bytes = shares.block_cache_bytes
         self.write_buffers: Any = WriteBufferManager(shares.write_buffer_bytes, False)
         self.write_buffer_bytes = shares.write_buffer_bytes
         self._cache_bytes = shares.cache_bytes

@@ -233,6 +233,18 @@ def test_growth_removal_and_clear(kernels: Kernels, as_text: bool) -> None:
 
 
 @both
+@pytest.mark.parametrize("count", [10, 700, 1100])
+def test_room_is_made_for_little_more_than_the_keys_that_come(kernels: Kernels, count: int) -> None:
+    table = RecordTable([pa.int64()], [Kind.COUNT], kernels=kernels)
+    table.reserve(count)
+    capacity = table.capacity
+    assert capacity <= 64 + count * 1.8
+    table.accumulate(encode_keys([pa.array(range(count))], kernels), [None], [None])
+    assert table.capacity == capacity
+    assert len(table) == count
+
+
+@both
 def test_removal_keeps_displaced_records_reachable(kernels: Kernels) -> None:
     generator = np.random.default_rng(5)
     for _ in range(30):

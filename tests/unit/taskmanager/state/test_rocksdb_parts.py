@@ -105,6 +105,20 @@ def test_a_file_of_several_chunks_is_whole(directory: Path) -> None:
     database.close()
 
 
+@pytest.mark.parametrize("is_large", [False, True])
+def test_blocks_are_kept_where_the_cache_can_hold_all(directory: Path, is_large: bool) -> None:
+    memory = SlotMemory(ManagedMemory(16 << 20))
+    database = Database(directory / "db", directory / "in", memory, kernels())
+    value_bytes = 2 * memory.block_cache_bytes // 1000 if is_large else 1000
+    names = [number.to_bytes(4, "big") for number in range(1000)]
+    values = [name * (value_bytes // 4) for name in names]
+    database.ingest(SstEntries(ByteStrings.of(names), ByteStrings.of(values), None))
+    before = memory.block_cache.get_usage()
+    assert database.get_many(names) == values
+    assert (memory.block_cache.get_usage() - before > 500_000) == (not is_large)
+    database.close()
+
+
 @pytest.mark.parametrize("bit", [0, 7])
 def test_a_block_that_has_changed_on_disk_is_never_read(directory: Path, bit: int) -> None:
     names = [number.to_bytes(4, "big") for number in range(3000)]
