@@ -112,6 +112,10 @@ class AggregateLayout:
     results: tuple[SlotResult | int, ...]
     begun: tuple[int, ...]
 
+    def counted_columns(self) -> list[str]:
+        """The columns whose different values are counted, where all that is no number does that."""
+        return [spec.column for spec in self.group_columns if spec.column is not None]
+
     def slot_uses(self) -> list[tuple[str, ...]]:
         """Per slot what it is for: by that it is found again, whatever slots there are beside it."""
         uses: list[list[str]] = [

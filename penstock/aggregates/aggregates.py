@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.expressions import Expr
 
 CUSTOM = "custom"
+COUNT_DISTINCT = "count_distinct"
 
 
 class AggregateFunction(ABC):
@@ -120,6 +121,10 @@ class Aggregate:
             return False
         kind = plain_type(input_type)
         return is_number_like(kind) or (self.function == "mean" and pt.is_decimal(kind))
+
+    def may_be_partial(self, input_type: pa.DataType | None) -> bool:
+        """True where partial rows can stand for rows: of numbers, or one for each different value."""
+        return self.function == COUNT_DISTINCT or self.decomposable(input_type)
 
     def output_type(self, input_type: pa.DataType | None) -> pa.DataType:
         """Type of the result.
@@ -215,7 +220,7 @@ def last(column: str | Expr) -> Aggregate:
 
 def count_distinct(column: str | Expr) -> Aggregate:
     """Number of different values, exact."""
-    return _aggregate("count_distinct", column)
+    return _aggregate(COUNT_DISTINCT, column)
 
 
 def collect_list(column: str | Expr) -> Aggregate:

@@ -3,9 +3,11 @@
 A window's result: the key columns, ``window_start`` and ``window_end`` (or ``window_index``), the
 aggregates or the remaining columns, and at the end the event time where the input carries it.
 
-A *partial batch*, which the partial phase of an aggregation sends to the final one: the key columns,
-``__slice`` and ``__rows`` for windows, one ``__acc_<i>`` per slot (null where it has no value), and for
-running aggregates the event time of the key's last row. Its schema is marked, so that rows and partial rows may share a channel.
+A *partial batch*, which the partial phase of an aggregation sends to the final one: the key columns, per
+``count_distinct`` its values, ``__slice`` and ``__rows`` for windows, one ``__acc_<i>`` per slot (null where it has no
+value), and for running aggregates the event time of the last row. A partial row stands for the rows of one key, and where
+values are counted for those with the same ones: that numbers of a key lie in several rows changes nothing, they are added
+up. Its schema is marked, so that rows and partial rows may share a channel.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from penstock.aggregates.aggregate_layout import AggregateLayout, SlotKind, aggregate_layout
+from penstock.aggregates.aggregate_layout import (
+    AggregateLayout,
+    GroupColumnSpec,
+    SlotKind,
+    aggregate_layout,
+)
 from penstock.aggregates.aggregates import (
     Aggregate,
     check_aggregates,
@@ -40,6 +47,7 @@ ROWS = "__rows"
 """Column of a partial batch of a window: how many rows it stands for."""
 
 _ACCUMULATOR = "__acc_"
+_VALUE = "__value_"
 _PARTIAL_MARK = b"penstock.partial"
 
 
@@ -119,7 +127,7 @@ def can_pre_aggregate(
     if not keys or any(key.startswith("__") for key in keys):
         return False
     return all(
-        aggregate.decomposable(input_type(aggregate, name, input_schema))
+        aggregate.may_be_partial(input_type(aggregate, name, input_schema))
         for name, aggregate in aggregates.items()
     )
 
@@ -142,6 +150,10 @@ def partial_schema_of(
     fields = [
         pa.field(f.name, plain_type(f.type), f.nullable) for f in _key_fields(input_schema, keys)
     ]
+    fields += [
+        pa.field(value_column(spec), plain_type(input_schema.field(spec.column).type))
+        for spec in layout.group_columns
+    ]
     if is_window:
         fields += [pa.field(SLICE, pa.int64(), False), pa.field(ROWS, pa.int64(), False)]
     fields += [
@@ -156,6 +168,11 @@ def partial_schema_of(
 def is_partial(schema: pa.Schema) -> bool:
     """True for the schema of a partial batch."""
     return schema.metadata is not None and _PARTIAL_MARK in schema.metadata
+
+
+def value_column(spec: GroupColumnSpec) -> str:
+    """The column of a partial batch that has the values which an aggregate counts."""
+    return f"{_VALUE}{spec.name}"
 
 
 def first_accumulator(schema: pa.Schema) -> int:

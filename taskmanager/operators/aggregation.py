@@ -25,7 +25,7 @@ from penstock.aggregates.aggregate_layout import (
 )
 from penstock.aggregates.aggregates import CUSTOM, Aggregate
 from penstock.errors import BadRecord
-from penstock.graph.window_schemas import first_accumulator
+from penstock.graph.window_schemas import first_accumulator, value_column
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
 from penstock.storage.key_encoding import KeyBatch
@@ -135,6 +135,22 @@ class Aggregation:
 
     def inputs(self, batch: pa.RecordBatch) -> AggregateInputs:
         """What the aggregates read of a batch of rows."""
+        inputs = self.numbers(batch)
+        columns: list[Any] = [
+            batch if spec.column is None else plain_array(batch.column(spec.column))
+            for spec in self.layout.group_columns
+        ]
+        return self._with_columns(inputs, columns, batch.num_rows)
+
+    def _with_columns(
+        self, inputs: AggregateInputs, columns: list[Any], rows: int
+    ) -> AggregateInputs:
+        if columns:
+            inputs.columns, inputs.sequence = columns, self._arrivals.take(rows)
+        return inputs
+
+    def numbers(self, batch: pa.RecordBatch) -> AggregateInputs:
+        """What the slots read of a batch of rows."""
         values: list[Values | None] = []
         valid: list[BoolArray | None] = []
         read: dict[str, tuple[pa.Array, BoolArray | None]] = {}
@@ -157,17 +173,10 @@ class Aggregation:
             if what not in numbers:
                 numbers[what] = self._numbers(slot, array)
             values.append(numbers[what])
-        columns: list[Any] = [
-            batch if spec.column is None else plain_array(batch.column(spec.column))
-            for spec in self.layout.group_columns
-        ]
-        sequence = np.empty(0, np.int64)
-        if columns:
-            sequence = self._arrivals.take(batch.num_rows)
-        return AggregateInputs(values, valid, columns, sequence)
+        return AggregateInputs(values, valid, [], np.empty(0, np.int64))
 
     def partial_inputs(self, batch: pa.RecordBatch) -> AggregateInputs:
-        """What the aggregates read of a partial batch."""
+        """What the aggregates read of a partial batch (``penstock.graph.window_schemas``)."""
         values: list[Values | None] = []
         valid: list[BoolArray | None] = []
         first = first_accumulator(batch.schema)
@@ -176,7 +185,9 @@ class Aggregation:
             nulls = null_rows(column)
             values.append((column if nulls is None else column.fill_null(0)).to_numpy())
             valid.append(None if nulls is None else ~nulls)
-        return AggregateInputs(values, valid, [], np.empty(0, np.int64), True)
+        inputs = AggregateInputs(values, valid, [], np.empty(0, np.int64), True)
+        columns = [batch.column(value_column(spec)) for spec in self.layout.group_columns]
+        return self._with_columns(inputs, columns, batch.num_rows)
 
     def _numbers(self, slot: AccumulatorSlot, array: pa.Array) -> Values:
         if slot.kind in _FLOATING:

@@ -25,9 +25,11 @@ from taskmanager.kernels import (
     RecordTable,
     distinct,
 )
+from taskmanager.kernels.record_table import GatheredRows
 from taskmanager.operators.aggregation import Aggregation, accumulator_columns
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import Operator
+from taskmanager.operators.partial_keys import parts_of, words_of_batch
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -69,7 +71,7 @@ class RunningPreAggregateOperator(Operator):
     Args:
         spec: the operator; both its schemas are those of the rows.
         keys: the key columns.
-        aggregates: decomposable ones.
+        aggregates: those that partial rows can stand for.
     """
 
     def __init__(
@@ -79,19 +81,20 @@ class RunningPreAggregateOperator(Operator):
         aggregates: Sequence[graph_pb2.Aggregate],
     ) -> None:
         schema = schema_from_bytes(spec.input_schema)
-        self._keys = KeyColumns(keys, schema)
-        self._aggregation = Aggregation(aggregates, spec, self._keys)
+        self._aggregation = Aggregation(aggregates, spec, KeyColumns(keys, schema))
+        self._parts = parts_of(keys, self._aggregation.layout.counted_columns(), schema)
         self._schema = partial_schema_of(self._aggregation.layout, schema, keys, is_window=False)
         self._has_event_time = EVENT_TIME in schema.names
         self._gauge = ReductionGauge()
-        self._table = RecordTable(self._keys.types, self._aggregation.kinds)
+        types = self._parts[0].types if len(self._parts) == 1 else [pa.int64()]
+        self._table = RecordTable(types, self._aggregation.kinds)
 
     @override
     def process(self, batch: pa.RecordBatch) -> tuple[OperatorOutput, ...]:
         if not self._gauge.should_try():
             return (batch,)
-        keys = self._keys.encode(batch)
-        partial = None if looks_hopeless(keys) else self._aggregated(batch, keys)
+        parts = [part.encode(batch) for part in self._parts]
+        partial = None if looks_hopeless(parts) else self._aggregated(batch, parts)
         rows_out = batch.num_rows if partial is None else partial.num_rows
         if not self._gauge.tried(batch.num_rows, rows_out) or partial is None:
             return (batch,)
@@ -101,28 +104,42 @@ class RunningPreAggregateOperator(Operator):
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         assert not len(self._table), "every batch leaves at once"
 
-    def _aggregated(self, batch: pa.RecordBatch, keys: KeyBatch) -> pa.RecordBatch:
-        inputs = self._aggregation.inputs(batch)
-        try:
-            self._table.accumulate(keys, inputs.values, inputs.valid)
-        except AccumulatorOverflowError as error:
-            raise self._aggregation.overflow(error, keys) from error
+    def _aggregated(self, batch: pa.RecordBatch, parts: Sequence[KeyBatch]) -> pa.RecordBatch:
+        keys = words_of_batch(parts)
         first, group_of = distinct(keys)
-        rows = self._table.gather(keys.take(first))
-        self._table.clear()
-        arrays = [array.take(pa.array(first)) for array in self._keys.arrays(batch)]
-        arrays += accumulator_columns(rows.accumulators, rows.validity)
+        last = np.sort(last_rows(group_of, len(first)))  # the newest row of a key is its last
+        columns = (array for part in self._parts for array in part.arrays(batch))
+        arrays = [array.take(pa.array(last)) for array in columns]
+        if self._aggregation.kinds:
+            rows = self._numbers(batch, parts[0], keys, last)
+            arrays += accumulator_columns(rows.accumulators, rows.validity)
         if self._has_event_time:
-            last = last_rows(group_of, len(first))
             arrays.append(batch.column(EVENT_TIME).take(pa.array(last)))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
+    def _numbers(
+        self, batch: pa.RecordBatch, named: KeyBatch, keys: KeyBatch, wanted: Int64Array
+    ) -> GatheredRows:
+        """The accumulators of the keys of some rows.
 
-def looks_hopeless(keys: KeyBatch) -> bool:
+        Args:
+            named: the keys without values, for errors.
+        """
+        inputs = self._aggregation.numbers(batch)
+        try:
+            self._table.accumulate(keys, inputs.values, inputs.valid)
+        except AccumulatorOverflowError as error:
+            raise self._aggregation.overflow(error, named) from error
+        rows = self._table.gather(keys.take(wanted))
+        self._table.clear()
+        return rows
+
+
+def looks_hopeless(parts: Sequence[KeyBatch]) -> bool:
     """True where a sample of the batch has nearly as many keys as rows."""
-    if len(keys) <= 2 * _SAMPLE_ROWS:
+    if len(parts[0]) <= 2 * _SAMPLE_ROWS:
         return False
-    first, _ = distinct(keys.slice(0, _SAMPLE_ROWS))
+    first, _ = distinct(words_of_batch([part.slice(0, _SAMPLE_ROWS) for part in parts]))
     return len(first) > _HOPELESS * _SAMPLE_ROWS
 
 

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from penstock.graph.window_schemas import ROWS, SLICE, partial_schema_of
+from penstock.graph.window_schemas import ROWS, SLICE, partial_schema_of, value_column
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import AccumulatorKind, AccumulatorOverflowError, RecordTable
 from taskmanager.operators.aggregation import AggregateInputs, Aggregation, accumulator_columns
 from taskmanager.operators.key_columns import KeyColumns
-from taskmanager.state.accumulator_columns import accumulator_fields
+from taskmanager.operators.partial_keys import PartialKeys, parts_of
+from taskmanager.state.accumulator_columns import accumulator_fields, used_for
 from taskmanager.state.aggregate_change import aggregate_change
 
 
@@ -28,7 +29,7 @@ class SliceBundle:
     Args:
         spec: the operator; both its schemas are those of the rows.
         keys: the key columns.
-        aggregates: decomposable ones.
+        aggregates: those that partial rows can stand for.
     """
 
     def __init__(
@@ -38,9 +39,15 @@ class SliceBundle:
         aggregates: Sequence[graph_pb2.Aggregate],
     ) -> None:
         schema = schema_from_bytes(spec.input_schema)
-        self._keys = KeyColumns(keys, schema)
-        self._aggregation = Aggregation(aggregates, spec, self._keys)
-        self._schema = partial_schema_of(self._aggregation.layout, schema, keys, is_window=True)
+        self._aggregation = Aggregation(aggregates, spec, KeyColumns(keys, schema))
+        layout = self._aggregation.layout
+        self._schema = partial_schema_of(layout, schema, keys, is_window=True)
+        values = [value_column(spec) for spec in layout.group_columns]
+        self._parts = parts_of(keys, layout.counted_columns(), schema)
+        self._kept_parts = parts_of(keys, values, self._schema)
+        self._keys = PartialKeys(self._parts)
+        self.generation = 0
+        """Words of keys are valid as long as this is the same."""
         self._kept_schema = _kept_schema(self._schema, self._aggregation)
         # The last one counts the rows that each partial row stands for.
         self._kinds = [*self._aggregation.kinds, AccumulatorKind.COUNT]
@@ -65,13 +72,17 @@ class SliceBundle:
         """Partial rows that ``take`` would give."""
         return sum(len(table) for table in self._slices.values())
 
-    def keys_of(self, batch: pa.RecordBatch) -> KeyBatch:
-        """The keys of the rows of a batch."""
-        return self._keys.encode(batch)
+    def parts_of(self, batch: pa.RecordBatch) -> list[KeyBatch]:
+        """What the keys of the rows of a batch are made of."""
+        return [part.encode(batch) for part in self._parts]
+
+    def keys_of(self, parts: Sequence[KeyBatch]) -> KeyBatch:
+        """The keys of rows, for ``add``, until all has left (``generation``)."""
+        return self._keys.words(parts)
 
     def inputs_of(self, batch: pa.RecordBatch) -> AggregateInputs:
         """What is aggregated of the rows of a batch."""
-        inputs = self._aggregation.inputs(batch)
+        inputs = self._aggregation.numbers(batch)
         inputs.values.append(None)
         inputs.valid.append(None)
         return inputs
@@ -92,6 +103,9 @@ class SliceBundle:
             table = self._slices.pop(start)
             table.clear()
             self._spare.append(table)
+        if before is None:
+            self._keys.clear()
+            self.generation += 1
         return batches
 
     def to_bytes(self) -> bytes:
@@ -121,7 +135,8 @@ class SliceBundle:
                 inputs.values.append(batch.column(ROWS).to_numpy())
                 inputs.valid.append(None)
                 start = batch.column(SLICE)[0].as_py()
-                self._accumulate(start, self._keys.encode(batch), inputs, merge=True)
+                keys = self._keys.words([part.encode(batch) for part in self._kept_parts])
+                self._accumulate(start, keys, inputs, merge=True)
 
     def _accumulate(
         self, start: int, keys: KeyBatch, inputs: AggregateInputs, *, merge: bool
@@ -133,7 +148,7 @@ class SliceBundle:
         try:
             table.accumulate(keys, inputs.values, inputs.valid, merge=merge)
         except AccumulatorOverflowError as error:
-            raise self._aggregation.overflow(error, keys) from error
+            raise self._aggregation.overflow(error, self._keys.parts(keys)[0]) from error
 
     def _new_table(self) -> RecordTable:
         # The index remembers the order in which keys appeared; that of the slots depends on the table's past.
@@ -142,7 +157,7 @@ class SliceBundle:
     def _partial_batch(self, start: int) -> pa.RecordBatch:
         rows = self._slices[start].rows()
         arrays = [
-            *rows.keys.to_arrays(),
+            *self._keys.arrays(rows.keys),
             pa.repeat(pa.scalar(start, pa.int64()), len(rows.keys)),
             pa.array(rows.accumulators[-1]),
             *accumulator_columns(rows.accumulators[:-1], rows.validity[:-1]),
@@ -151,6 +166,11 @@ class SliceBundle:
 
 
 def _kept_schema(partial: pa.Schema, aggregation: Aggregation) -> pa.Schema:
-    """Schema of partial rows in a snapshot, whose numbers say what they are for."""
-    numbers = accumulator_fields(aggregation.kinds, aggregation.layout.slot_uses())
-    return pa.schema([*list(partial)[: len(partial) - len(numbers)], *numbers])
+    """Schema of partial rows in a snapshot, whose values and numbers say what they are for."""
+    layout = aggregation.layout
+    numbers = accumulator_fields(aggregation.kinds, layout.slot_uses())
+    fields = list(partial)[: len(partial) - len(numbers)]
+    for spec in layout.group_columns:
+        place = partial.get_field_index(value_column(spec))
+        fields[place] = used_for(fields[place], f"value {spec.name}")
+    return pa.schema([*fields, *numbers])

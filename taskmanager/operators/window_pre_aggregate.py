@@ -65,14 +65,29 @@ class _Batch:
     def __init__(self, batch: pa.RecordBatch, bundle: SliceBundle) -> None:
         self.rows = batch
         self._bundle = bundle
+        self._generation = -1
 
     @cached_property
     def times(self) -> Int64Array:
         return times_of(self.rows)
 
     @cached_property
+    def _parts(self) -> list[KeyBatch]:
+        return self._bundle.parts_of(self.rows)
+
+    @property
     def keys(self) -> KeyBatch:
-        return self._bundle.keys_of(self.rows)
+        """As they are now in the bundle."""
+        if self._generation != self._bundle.generation:
+            self._generation = self._bundle.generation
+            self._keys = self._bundle.keys_of(self._parts)
+        return self._keys
+
+    @cached_property
+    def _offsets(self) -> Int64Array | None:
+        """Bytes of the keys, and of the values that are counted, ahead of each row; None = each takes the same."""
+        offsets = [part.offsets for part in self._parts if part.offsets is not None]
+        return sum(offsets[1:], offsets[0]) if offsets else None
 
     @cached_property
     def inputs(self) -> AggregateInputs:
@@ -80,12 +95,12 @@ class _Batch:
 
     def key_bytes(self, begin: int, end: int) -> int:
         """Bytes of the keys of rows ``begin .. end - 1``; 0 where all keys have the same length."""
-        offsets = self.keys.offsets
+        offsets = self._offsets
         return 0 if offsets is None else int(offsets[end] - offsets[begin])
 
     def end_of_keys(self, begin: int, end: int, room_bytes: int) -> int:
         """Behind the last of rows ``begin .. end - 1`` up to which the keys have no more bytes than these."""
-        offsets = self.keys.offsets
+        offsets = self._offsets
         if offsets is None or int(offsets[end] - offsets[begin]) <= room_bytes:
             return end
         # A longer key than all before it may have made the room negative.

@@ -18,6 +18,11 @@ USES: Final = b"uses"
 """Metadata of a field: what it is for, a JSON list of texts."""
 
 
+def used_for(field: pa.Field, *uses: str) -> pa.Field:
+    """The field, with what it is for."""
+    return field.with_metadata({USES: json.dumps(uses)})
+
+
 def accumulator_fields(
     kinds: Sequence[AccumulatorKind], uses: Sequence[tuple[str, ...]] = ()
 ) -> list[pa.Field]:
@@ -26,14 +31,11 @@ def accumulator_fields(
     Args:
         uses: per accumulator what it is for (``AggregateLayout.slot_uses``); () = there is one set for ever.
     """
-    return [
-        pa.field(
-            f"number_{index}_{kind.value}",
-            pa.from_numpy_dtype(kind.dtype),
-            metadata={USES: json.dumps(uses[index])} if uses else None,
-        )
+    fields = [
+        pa.field(f"number_{index}_{kind.value}", pa.from_numpy_dtype(kind.dtype))
         for index, kind in enumerate(kinds)
     ]
+    return [used_for(field, *uses[index]) for index, field in enumerate(fields)] if uses else fields
 
 
 def to_column(values: Values, valid: BoolArray | None) -> FrozenStates:

@@ -11,7 +11,6 @@ the mailbox thread; what it returns makes the states on any other while the colu
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -20,7 +19,7 @@ import pyarrow as pa
 
 from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.storage.key_types import Int64Array
-from taskmanager.state.accumulator_columns import USES
+from taskmanager.state.accumulator_columns import used_for
 from taskmanager.state.value_log import FrozenStates
 
 
@@ -58,9 +57,7 @@ class GroupColumn(ABC):
     def state_field(self) -> pa.Field:
         """The column of the groups' states; its metadata names the codec where there is a choice."""
         name = f"column_{self.spec.name}_{self.spec.function}"
-        return pa.field(
-            name, self.state_type, metadata={USES: json.dumps([f"value {self.spec.name}"])}
-        )
+        return used_for(pa.field(name, self.state_type), f"value {self.spec.name}")
 
     @property
     @abstractmethod

@@ -16,6 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock.client.client import Client
+from tests.support.examples import RUNS_ALL
 from tests.support.processes import (
     DaemonCluster,
     site,
@@ -165,6 +166,7 @@ def test_whatever_is_killed_every_row_is_there_once(
     wait_in_directory(shared, lambda: files(shared) == [], "that all of the job is removed")
 
 
+@pytest.mark.skipif(not RUNS_ALL, reason="what is said of S3 is tried: make test-all tries both")
 def test_what_outlives_its_job_outlives_whoever_made_it(
     cluster: DaemonCluster, tmp_path: Path
 ) -> None:

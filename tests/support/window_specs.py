@@ -39,6 +39,15 @@ NUMBERS: dict[str, Aggregate] = {
     "max_f": agg.max("f"),
 }
 
+COUNTED: dict[str, Aggregate] = {
+    "kinds_s": agg.count_distinct("s"),
+    "n": agg.count(),
+    "sum_x": agg.sum("x"),
+    "kinds_f": agg.count_distinct("f"),
+    "mean_x": agg.mean("x"),
+}
+"""Partial rows stand for one of the values each."""
+
 OBJECTS: dict[str, Aggregate] = {
     "first_s": agg.first("s"),
     "last_x": agg.last("x"),

@@ -25,7 +25,7 @@ from taskmanager.spark.driver_runner import SparkDriverRunner
 from taskmanager.spark.stage_files import OUTPUT, indexed_output
 from taskmanager.spark.stage_messages import RunStage, StageInput
 from taskmanager.spark.stage_table import StageEnd
-from tests.integration.spark.conftest import START_S, jvm_of, tree_of, wait_all_ended
+from tests.integration.spark.conftest import IN_ALL, START_S, jvm_of, tree_of, wait_all_ended
 from tests.support.processes import wait_in_directory
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -224,6 +224,7 @@ def test_a_timeout_ends_what_spark_cannot_interrupt(stages: Stages) -> None:
     wait_all_ended(tree)
 
 
+@IN_ALL
 def test_stopping_the_session_is_an_error_and_the_next_stage_has_another(stages: Stages) -> None:
     def stops(spark: Any) -> Any:
         frame = spark.range(1)

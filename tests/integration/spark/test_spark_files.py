@@ -293,6 +293,7 @@ def uri(text: str) -> str:
     return unquote(urlparse(text).path)
 
 
+@IN_ALL
 def test_output_in_place_is_there_once_whatever_an_attempt_has_left(
     new_env: NewEnvironment, tmp_path: Path
 ) -> None:

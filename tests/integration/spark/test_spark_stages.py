@@ -23,7 +23,7 @@ import penstock as ps
 from penstock.cli.partitions import partitions
 from penstock.client.client import Client
 from tests.integration.conftest import NewEnvironment
-from tests.integration.spark.conftest import SMALL, START_S, tree_of, wait_all_ended
+from tests.integration.spark.conftest import IN_ALL, SMALL, START_S, tree_of, wait_all_ended
 from tests.support.processes import wait_in_directory
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -145,6 +145,7 @@ def test_a_job_with_many_stages_has_the_rows_that_their_functions_make(
     assert "joining\n" in b"".join(chunk.data for chunk in client.logs(handle.job_id)).decode()
 
 
+@IN_ALL
 def test_the_command_line_has_spark_put_what_is_persisted_in_order(
     new_env: NewEnvironment, address: str
 ) -> None:

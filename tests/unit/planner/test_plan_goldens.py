@@ -66,7 +66,7 @@ def late_rows(env: ps.Environment) -> None:
 
 
 def no_pre_aggregation(env: ps.Environment) -> None:
-    bids(env).key_by("auction").aggregate(names=ps.count_distinct("bidder")).print()
+    bids(env).key_by("auction").aggregate(names=ps.collect_list("bidder")).print()
 
 
 def running_aggregate(env: ps.Environment) -> None:

@@ -167,7 +167,7 @@ def test_pre_aggregation_needs_decomposable_aggregates_and_no_late_rows() -> Non
     assert not has_partial(
         lambda s: s.aggregate(n=ps.sum("b")), **{"execution.pre-aggregation": False}
     )
-    assert not has_partial(lambda s: s.window(window).aggregate(n=ps.count_distinct("b")))
+    assert not has_partial(lambda s: s.window(window).aggregate(n=ps.collect_list("b")))
     assert not has_partial(lambda s: s.window(window, late_to="late").aggregate(n=ps.count()))
     assert not has_partial(lambda s: s.window(ps.session("1s")).aggregate(n=ps.count()))
     assert not has_partial(lambda s: s.window(window, time="processing").aggregate(n=ps.count()))

@@ -9,7 +9,7 @@ twin that takes row by row. Two such producers in front of one window are compar
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock.aggregates.aggregates as agg
 from common.elements import CheckpointBarrier, StreamStatus, Watermark
+from penstock.aggregates.aggregates import Aggregate
 from penstock.errors import BadRecord
 from penstock.graph.window_schemas import ROWS as ROW_COUNT
 from penstock.graph.window_schemas import SLICE, is_partial, partial_schema
@@ -39,7 +41,7 @@ from taskmanager.operators.window_aggregate import window_aggregate_operator
 from taskmanager.operators.window_pre_aggregate import WindowPreAggregateOperator
 from tests.support.examples import examples
 from tests.support.operator_harness import HarnessSnapshot, OperatorHarness
-from tests.support.window_specs import NUMBERS, SCHEMA, batch_of, window_aggregate_spec
+from tests.support.window_specs import COUNTED, NUMBERS, SCHEMA, batch_of, window_aggregate_spec
 
 PARTIAL = graph_pb2.AGGREGATION_PHASE_PARTIAL
 FINAL = graph_pb2.AGGREGATION_PHASE_FINAL
@@ -80,9 +82,10 @@ def maker(
     keys: tuple[str, ...],
     bound_ms: int | None,
     sizes: tuple[int, ...] = (1 << 16, 1 << 13, 64),
+    aggregates: Mapping[str, Aggregate] = NUMBERS,
 ) -> Make:
     """Makes harnesses of partial phases that are all alike."""
-    spec = window_aggregate_spec(window, keys, NUMBERS, phase=PARTIAL)
+    spec = window_aggregate_spec(window, keys, dict(aggregates), phase=PARTIAL)
 
     def make(restored: tuple[HarnessSnapshot, ...] = ()) -> OperatorHarness:
         operator = WindowPreAggregateOperator(
@@ -169,6 +172,7 @@ def texts(batches: list[pa.RecordBatch]) -> list[str]:
     bound_ms=st.sampled_from([0, 1, 7, 40]),
     keys=st.sampled_from([("k",), ("k", "s")]),
     ends=st.sets(st.integers(1, 60), max_size=2),
+    aggregates=st.sampled_from([NUMBERS, COUNTED]),
     data=st.data(),
 )
 def test_what_leaves_depends_on_the_sequence_of_rows_alone(
@@ -178,9 +182,10 @@ def test_what_leaves_depends_on_the_sequence_of_rows_alone(
     bound_ms: int,
     keys: tuple[str, ...],
     ends: set[int],
+    aggregates: Mapping[str, Aggregate],
     data: st.DataObject,
 ) -> None:
-    make = maker(window.to_proto(), keys, bound_ms, sizes)
+    make = maker(window.to_proto(), keys, bound_ms, sizes, aggregates)
     one = Run(make, bound_ms, data.draw).over(rows, ends)
     other = Run(make, bound_ms, data.draw).over(rows, ends)
     assert texts(one) == texts(other)
@@ -258,20 +263,32 @@ class Twin:
     sizes=GAUGES,
     bound_ms=st.sampled_from([0, 1, 7, 40]),
     cut=st.integers(1, 60),
+    counted=st.sampled_from([(), ("s",), ("s", "x")]),
 )
 def test_what_leaves_is_what_a_twin_says_that_takes_row_by_row(
-    rows: list[Row], window: Any, sizes: tuple[int, ...], bound_ms: int, cut: int
+    rows: list[Row],
+    window: Any,
+    sizes: tuple[int, ...],
+    bound_ms: int,
+    cut: int,
+    counted: tuple[str, ...],
 ) -> None:
-    spec = window.to_proto()
-    harness = maker(spec, ("k",), bound_ms, sizes)()
+    spec, told_apart = window.to_proto(), ("k", *counted)
+    sizes = sizes[:3] if counted else sizes  # the twin has no room for bytes of keys
+    aggregates = {f"of_{name}": agg.count_distinct(name) for name in counted}
+    harness = maker(spec, ("k",), bound_ms, sizes, aggregates or NUMBERS)()
     for begin in range(0, len(rows), cut):
         harness.push(batch_of(rows[begin : begin + cut]))
     harness.end()
     twin = Twin(slice_ms(spec), spec.offset_ms % slice_ms(spec), bound_ms, sizes)
-    expected = [left for row in rows for left in twin.row(row, row["k"])]
+    expected = [
+        left for row in rows for left in twin.row(row, tuple(row[name] for name in told_apart))
+    ]
     expected += twin._leave()
     found = [
-        (row[SLICE], row["k"], row[ROW_COUNT]) if SLICE in row else sorted(row.items())
+        (row[SLICE], tuple(list(row.values())[: len(told_apart)]), row[ROW_COUNT])
+        if SLICE in row
+        else sorted(row.items())
         for batch in harness.batches
         for row in batch.to_pylist()
     ]
@@ -301,8 +318,14 @@ class Producer:
 class Windows:
     """A window that reads several channels."""
 
-    def __init__(self, window: graph_pb2.WindowSpec, keys: tuple[str, ...], channels: int) -> None:
-        spec = window_aggregate_spec(window, keys, NUMBERS, phase=FINAL)
+    def __init__(
+        self,
+        window: graph_pb2.WindowSpec,
+        keys: tuple[str, ...],
+        channels: int,
+        aggregates: Mapping[str, Aggregate],
+    ) -> None:
+        spec = window_aggregate_spec(window, keys, dict(aggregates), phase=FINAL)
         self.harness = OperatorHarness(window_aggregate_operator(spec))
         self._merger = WatermarkMerger(channels)
 
@@ -344,6 +367,7 @@ STEPS = st.lists(
     bound_ms=st.sampled_from([0, 1, 7, 40]),
     is_bound_known=st.booleans(),
     sizes=GAUGES,
+    aggregates=st.sampled_from([NUMBERS, COUNTED]),
 )
 def test_windows_and_late_rows_are_those_without_the_partial_phase(
     steps: list[tuple[int, str, Any]],
@@ -352,12 +376,13 @@ def test_windows_and_late_rows_are_those_without_the_partial_phase(
     bound_ms: int,
     is_bound_known: bool,
     sizes: tuple[int, ...],
+    aggregates: Mapping[str, Aggregate],
 ) -> None:
     spec = window.to_proto("event", lateness)
-    make = maker(spec, ("k",), bound_ms if is_bound_known else None, sizes)
+    make = maker(spec, ("k",), bound_ms if is_bound_known else None, sizes, aggregates)
     sides = [
         (
-            Windows(spec, ("k",), 2),
+            Windows(spec, ("k",), 2, aggregates),
             [Producer(make() if is_partial else None, bound_ms) for _ in (0, 1)],
         )
         for is_partial in (False, True)
@@ -543,11 +568,45 @@ def test_bundles_of_several_subtasks_are_taken_over_by_one() -> None:
     ]
 
 
+def test_a_bundle_goes_on_with_other_values_to_count() -> None:
+    kinds = {"of_s": agg.count_distinct("s"), "of_x": agg.count_distinct("x")}
+    total = {"total": agg.sum("x")}
+    window = tumbling(10).to_proto()
+
+    def make(aggregates: Mapping[str, Aggregate]) -> Make:
+        return maker(window, ("k",), 5, aggregates=aggregates)
+
+    def rows(harness: OperatorHarness) -> list[list[Any]]:
+        harness.end()
+        return [list(row.values()) for row in harness.rows()]
+
+    given = batch_of(
+        [{"k": 0, "x": x, "f": None, "s": s, EVENT_TIME: 1} for x, s in [(1, "a"), (2, "a"), (1, "b")]]
+    )  # fmt: skip
+    harness = make({**total, **kinds})()
+    harness.push(given)
+    snapshot = harness.snapshot()
+    swapped = {"of_x": kinds["of_x"], **total, "of_s": kinds["of_s"]}
+    assert rows(make(swapped)((snapshot,))) == [
+        [0, 1, "a", 0, 1, 1], [0, 2, "a", 0, 1, 2], [0, 1, "b", 0, 1, 1],
+    ]  # fmt: skip
+    assert rows(make({"of_s": kinds["of_s"], **total})((snapshot,))) == [
+        [0, "a", 0, 2, 3], [0, "b", 0, 1, 1],
+    ]  # fmt: skip
+    assert rows(make(total)((snapshot,))) == [[0, 0, 3, 4]]
+    harness = make(total)()
+    harness.push(given)
+    added = make({**total, **kinds})((harness.snapshot(),))
+    added.push(given)
+    assert rows(added)[0] == [0, None, None, 0, 3, 4]
+
+
 def test_overflow_in_the_partial_phase_names_key_and_aggregate() -> None:
-    harness = maker(tumbling(10).to_proto(), ("k",), 0)()
     row = {"k": 7, "x": 2**62, "f": None, "s": None, EVENT_TIME: 1}
-    with pytest.raises(BadRecord, match=r"sum_x.*k=7"):
-        harness.push(batch_of([row, row, row]))
+    for aggregates in (NUMBERS, COUNTED):
+        harness = maker(tumbling(10).to_proto(), ("k",), 0, aggregates=aggregates)()
+        with pytest.raises(BadRecord, match=r"sum_x.*key k=7;"):
+            harness.push(batch_of([row, row, row]))
 
 
 @pytest.mark.parametrize("behind", [BehindBarrier.GO_ON, BehindBarrier.HOLD])
