@@ -248,7 +248,9 @@ def kept_job(env: ps.Environment, gate: Path) -> ps.JobHandle:
     env.set_runtime_mode("batch")
     source = env.generate(numbers, rows=1_000, schema={"n": "int64"}).slot_group("made")
     keyed = source.with_columns(key=ps.col("n") % KEYS).key_by("key")
-    keyed.map(held, schema={"n": "int64"}).slot_group("read").write_parquet(gate.parent / "out")
+    # One that reads alone would run where its input lies.
+    read = keyed.map(held, schema={"n": "int64"}).slot_group("read").parallelism(2)
+    read.write_parquet(gate.parent / "out")
     return env.submit("kept")
 
 
