@@ -5,6 +5,8 @@ A report for an attempt that is unknown, neither current nor a rival, or already
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.regions import KeptOutput
 from jobmanager.graph.execution_attempt import (
@@ -52,7 +54,8 @@ class AttemptReports:
             survived = self.survived(attempt, cause, misses_input=event.missing is not None)
             if survived is not None:
                 return survived
-            return [self._failure(attempt, cause, event, was_starting=was_starting)]
+            failure = self._failure(attempt, cause, event, was_starting=was_starting)
+            return [replace(failure, was_cancelled=was_cancelled)]
         if event.state is AttemptState.CANCELED and not was_cancelled:
             # Nobody asked for it.
             cause = of_attempt(attempt, "its TaskManager cancelled it")

@@ -108,6 +108,7 @@ class Failover:
         begins again with all of its subtasks, which find the splits anew."""
         self._takeovers = 0
         self._moved = frozenset[SubtaskId]()
+        """What was told to begin elsewhere, and has not failed since."""
         self.moves = 0
         """How often something was told to begin elsewhere."""
         self._is_cut = False
@@ -169,6 +170,7 @@ class Failover:
         is_free: bool = False,
         resumes: bool = False,
         goes_back: bool = False,
+        is_told: bool = True,
     ) -> Recovery:
         """Decides on a failure.
 
@@ -181,6 +183,7 @@ class Failover:
             is_free: it is restarted at once and not counted, unless no restart can mend it.
             resumes: an earlier JobManager has counted and noted it: what is left of its delay is waited for.
             goes_back: to a checkpoint that is older than what others have gone on from.
+            is_told: people are told of it.
         """
         delay_ms: int | None
         if resumes:
@@ -197,7 +200,9 @@ class Failover:
             self._note(cause, frozenset(), None, joined=False)
             return Recovery(None, frozenset(), cause)
         restarted = self._restarted(failed, missing, goes_back)
-        self._note(cause, restarted, delay_ms, joined=joins)
+        if is_told:
+            self._note(cause, restarted, delay_ms, joined=joins)
+            self._moved -= restarted
         return Recovery(delay_ms, restarted, cause)
 
     def moved(
@@ -208,6 +213,10 @@ class Failover:
         self._moved |= moved
         self.moves += 1
         return moved
+
+    def leaves(self, failed: Iterable[SubtaskId] | None) -> bool:
+        """Whether these were told to begin elsewhere: what then ends has lost others that had ended first."""
+        return failed is not ALL and self._moved.issuperset(failed)
 
     def join_end(self, cause: FailureCause) -> FailureCause:
         """A failure that comes while the job ends for another; returns the cause as the job shows it."""

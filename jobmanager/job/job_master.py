@@ -357,6 +357,7 @@ class JobMaster(JobMasterViews):
             cause = committed_already(cause)
         groups = self._parts.groups
         joined = groups.restarted_with(ALL if event.failed is ALL else event.failed | event.ended)
+        is_told = not (joined and event.was_cancelled and failover.leaves(event.failed))
         recovery = failover.decide(
             cause,
             event.failed,
@@ -366,13 +367,15 @@ class JobMaster(JobMasterViews):
             is_free=event.is_free,
             resumes=event.resumes,
             goes_back=event.goes_back,
+            is_told=is_told,
         )
         if recovery.delay_ms is None:
             self.failure = recovery.cause
             self._stop(JobState.FAILING)
             return
-        is_known = joined is not None or event.resumes
-        self.failure = more_telling(self.failure, cause) if is_known else cause
+        if is_told:
+            is_known = joined is not None or event.resumes
+            self.failure = more_telling(self.failure, cause) if is_known else cause
         self._restart(joined, recovery.delay_ms, groups.concerned(event.failed, recovery.subtasks))
 
     def _leave(self, told: c.MoveTasks) -> None:

@@ -35,6 +35,7 @@ class Failed:
         ended: what has ended with it of what begins again anyway.
         resumes: it belongs to a restart that an earlier JobManager has counted.
         goes_back: to a checkpoint that is older than what others have gone on from.
+        was_cancelled: they were told to end before.
     """
 
     cause: FailureCause
@@ -44,6 +45,7 @@ class Failed:
     ended: frozenset[SubtaskId] = frozenset()
     resumes: bool = False
     goes_back: bool = False
+    was_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

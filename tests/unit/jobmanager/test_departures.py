@@ -119,6 +119,37 @@ def test_who_leaves_begins_elsewhere_and_who_stays_goes_on(master: JobMaster) ->
     master.check()
 
 
+def test_what_comes_of_another_that_has_left_first_is_no_failure(master: JobMaster) -> None:
+    master.step(job_events.TaskManagerDrained("a"))
+    moved(master)
+    first, second = CHAINS[0]
+    master.step(job_events.AttemptReported(first, AttemptState.CANCELED))
+    lost = replace(CAUSE, error_class="PartitionUnavailable")
+    master.step(job_events.AttemptReported(second, AttemptState.FAILED, lost), 40)
+    assert not master.exceptions.entries
+    assert (master.restarts, master.failure) == (0, None)
+    master.check()
+
+
+def test_what_fails_when_it_has_begun_elsewhere_is_told(master: JobMaster) -> None:
+    master.step(job_events.TaskManagerDrained("a"))
+    effects = moved(master)
+    [due] = [e.event for e in effects if isinstance(e, job_effects.PostLater)]
+    master.step(due, 30)
+    for key in CHAINS[0]:
+        effects = master.step(job_events.AttemptReported(key, AttemptState.CANCELED))
+    [prepare] = [e for e in effects if isinstance(e, job_effects.PrepareStart)]
+    restored = RestoredCheckpoint(1, subtasks=frozenset(key.subtask for key in CHAINS[0]))
+    begun(master, master.step(job_events.StartPrepared(prepare.attempt, restored, (), 2)))
+    current = [master.graph.current_of(key.subtask).key for key in CHAINS[0]]
+    master.step(job_events.AttemptReported(current[0], AttemptState.FAILED, CAUSE), 40)
+    master.step(job_events.AttemptReported(current[1], AttemptState.FAILED, CAUSE), 41)
+    [entry] = master.exceptions.entries
+    assert entry.concurrent_count == 1, (
+        "what fails while it is ended by a failure is told beside it"
+    )
+
+
 def test_who_has_nothing_to_leave_goes_on(master: JobMaster) -> None:
     master.step(job_events.TaskManagerDrained("c"))
     assert told(moved(master)) == {"a": set(CHAINS[0]), "b": set(CHAINS[1])}
