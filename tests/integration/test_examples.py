@@ -40,7 +40,7 @@ def test_history_and_live_in_one_job_say_what_is_said_when_all_is_streamed(
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("engine", ["arrow", "spark"])
+@pytest.mark.parametrize("engine", ["arrow", pytest.param("spark", marks=IN_ALL)])
 def test_a_backfilled_job_says_what_one_that_streams_everything_says(
     engine: str, tmp_path: Path
 ) -> None:

@@ -91,16 +91,8 @@ def shown(directory: Path) -> list[int]:
     return sorted(n for file in files for n in pq.ParquetFile(file).read()["n"].to_pylist())
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "slot",
-        *(
-            pytest.param(other, marks=IN_ALL)
-            for other in ("driver", "jvm", "taskmanager", "jobmanager")
-        ),
-    ],
-)
+@IN_ALL
+@pytest.mark.parametrize("target", ["slot", "driver", "jvm", "taskmanager", "jobmanager"])
 def test_the_output_is_there_once_and_no_process_is_left(
     killed: LocalCluster, tmp_path: Path, target: str
 ) -> None:
