@@ -81,6 +81,7 @@ class FailoverAudit:
             is_free: bool,
             resumes: bool,
             goes_back: bool,
+            is_told: bool,
         ) -> Recovery:
             failed = failed if failed is ALL else frozenset(failed)
             missing = frozenset(missing)
@@ -95,6 +96,7 @@ class FailoverAudit:
                 is_free=is_free,
                 resumes=resumes,
                 goes_back=goes_back,
+                is_told=is_told,
             )
             if recovery.delay_ms is not None:
                 graph, partitions = failover._graph, failover._partitions
