@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -159,15 +159,18 @@ class _Filled:
         }
 
 
+WHEN_ASKED: Final = {
+    "execution.checkpointing.interval": "1h",
+    "restart-strategy.type": "fixed-delay",
+    "restart-strategy.fixed-delay.attempts": "infinite",
+    "restart-strategy.fixed-delay.delay": "0ms",
+}
+"""Checkpoints are those that are asked for, and what is killed begins again at once."""
+
+
 @contextmanager
 def _filled_job(settings: StateSettings) -> Iterator[_Filled]:
     build = numbers if settings.state == "numbers" else _objects
-    config = {
-        "execution.checkpointing.interval": "1h",
-        "restart-strategy.type": "fixed-delay",
-        "restart-strategy.fixed-delay.attempts": "infinite",
-        "restart-strategy.fixed-delay.delay": "0ms",
-    }
     memory = {"taskmanager.memory.managed.size": str(settings.memory_bytes)}
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,
@@ -182,7 +185,7 @@ def _filled_job(settings: StateSettings) -> Iterator[_Filled]:
             directory,
             settings.job,
             settings.keys,
-            config,
+            WHEN_ASKED,
             build,
             touched=str(directory / "touched.npy"),
         )

@@ -25,7 +25,13 @@ from botocore.config import Config
 
 from benchmarks.gated_job import ENDLESS, TIMEOUT_S, GatedJob
 from benchmarks.measure import bench_cluster, live_slots_cpu_s, result, slot_pids
-from benchmarks.state_benchmarks import StateSettings, attempts_of, numbers, when_all
+from benchmarks.state_benchmarks import (
+    WHEN_ASKED,
+    StateSettings,
+    attempts_of,
+    numbers,
+    when_all,
+)
 from penstock.pb import client_pb2
 from penstock.storage.manifest import references
 from penstock.storage.object_store import ranges_of
@@ -99,13 +105,7 @@ def run_store_restore(settings: StateSettings, s3: str, repeat: int) -> Iterator
 @contextmanager
 def _restorable(settings: StateSettings, place: str) -> Iterator[GatedJob]:
     """A job whose newest checkpoint is the last of a chain."""
-    config = {
-        "execution.checkpointing.interval": "1h",
-        "execution.checkpointing.dir": place,
-        "restart-strategy.type": "fixed-delay",
-        "restart-strategy.fixed-delay.attempts": "infinite",
-        "restart-strategy.fixed-delay.delay": "0ms",
-    }
+    config = {**WHEN_ASKED, "execution.checkpointing.dir": place}
     memory = {"taskmanager.memory.managed.size": str(settings.memory_bytes)}
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as name,

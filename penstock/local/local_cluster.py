@@ -302,7 +302,9 @@ class LocalCluster:
         port = int(file.read_text()) if file.exists() else 0
         if not port or not is_free(port):
             port = free_port()
-            file.write_text(str(port))
+            new = file.with_suffix(".new")  # whoever looks for addresses reads all of it or nothing
+            new.write_text(str(port))
+            new.replace(file)
         return port
 
     def _start_taskmanagers(

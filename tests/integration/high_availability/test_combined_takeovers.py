@@ -19,6 +19,7 @@ from typing_extensions import override
 
 import penstock as ps
 from common.clock import SystemClock
+from jobmanager.stores.stored_job import decode_record
 from penstock.local.local_cluster import LocalCluster
 from penstock.pb import client_pb2
 from tests.support.elected_cluster import (
@@ -62,6 +63,15 @@ def history_of(cluster: LocalCluster, job_id: str) -> tuple[Any, Any, Any]:
         return client.job(job_id), client.exceptions(job_id), client.checkpoints(job_id)
 
 
+def await_noted(cluster: LocalCluster, job_id: str) -> None:
+    """Waits until the job's record tells of its failure, for which the job itself does not wait."""
+    record = cluster.directory / "shared" / "default" / "jobs" / job_id / "record"
+    deadline = Deadline("a record that tells of the failure", DEADLINE_S)
+    while not decode_record(record.read_bytes(), str(record)).history.exceptions:
+        deadline.left()
+        time.sleep(0.02)
+
+
 def test_the_rest_of_a_delay_runs_under_the_next_leader_and_counts_once(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -79,6 +89,7 @@ def test_the_rest_of_a_delay_runs_under_the_next_leader_and_counts_once(
         await_details(handle, lambda _, state: state == "RESTARTING")
         _, exceptions, checkpoints = history_of(cluster, handle.job_id)
         [entry] = exceptions.entries
+        await_noted(cluster, handle.job_id)
         kill_leader(cluster)
         await_details(handle, lambda _, state: state == "RUNNING")
         failed_ms = entry.root_cause.timestamp_ms
