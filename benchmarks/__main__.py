@@ -12,6 +12,7 @@ from rich.table import Table
 
 from benchmarks import measure, state_benchmarks
 from benchmarks.json_files import JSON_ROWS, run_json
+from benchmarks.latency import LatencySettings, run_latency
 from benchmarks.measure import JobSettings
 from benchmarks.recovery import RecoverySettings, run_recovery
 from benchmarks.rescale import run_rescale
@@ -72,7 +73,7 @@ _COLUMNS = (
         [
             *WORKLOADS,
             *_STATE_WORKLOADS,
-            *("restore-s3", "recovery", "spark", "trickle", "json", "limit", "all"),
+            *("restore-s3", "recovery", "spark", "trickle", "latency", "json", "limit", "all"),
         ]
     ),
 )
@@ -85,10 +86,12 @@ _COLUMNS = (
 @click.option(
     "--parallelism",
     type=click.IntRange(1),
-    help="1; checkpoint, restore, restore-s3, rescale, spark, trickle 2; alignment, recovery 4.",
+    help="1; checkpoint, restore, restore-s3, rescale, spark, trickle, latency 2; alignment, recovery 4.",
 )
 @click.option("--backend", type=click.Choice(["hashmap", "rocksdb"]), default="hashmap")
-@click.option("--checkpoint-interval", help='"1s", or "none" (alignment, recovery, trickle: 1s).')
+@click.option(
+    "--checkpoint-interval", help='"1s", or "none" (alignment, recovery, trickle, latency: 1s).'
+)
 @click.option("--state", type=click.Choice(list(_STATE_KEYS)), default="numbers", show_default=True)
 @click.option(
     "--load", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Of alignment."
@@ -97,7 +100,13 @@ _COLUMNS = (
 @click.option(
     "--rate",
     type=click.IntRange(1),
-    help="Rows/s: of recovery 200,000, of trickle 500.",
+    help="Rows/s: of recovery and latency 200,000, of trickle 500.",
+)
+@click.option(
+    "--seconds", type=click.IntRange(1), default=600, show_default=True, help="Of latency."
+)
+@click.option(
+    "--kill", is_flag=True, help="Of latency: a slot that no other depends on, in the middle."
 )
 @click.option(
     "--pipelines",
@@ -134,6 +143,8 @@ def main(
     load: float,
     skew: float,
     rate: int | None,
+    seconds: int,
+    kill: bool,
     pipelines: int | None,
     repeat: int,
     exchange: str | None,
@@ -164,6 +175,11 @@ def main(
     elif workload == "trickle":
         settings = JobSettings(parallelism or 2, backend, checkpoint_interval or "1s")
         found = run_trickle(settings, rate or 500, repeat)
+    elif workload == "latency":
+        settings = JobSettings(parallelism or 2, backend, checkpoint_interval or "1s")
+        found = run_latency(
+            LatencySettings(settings, rate or 200_000, keys or 1000, seconds, kill=kill), repeat
+        )
     elif workload == "json":
         settings = JobSettings(parallelism or 1, backend, checkpoint_interval or "none")
         found = run_json(settings, rows or JSON_ROWS, keys or 1000, repeat)
@@ -185,7 +201,14 @@ def main(
 
 def _print_table(results: list[dict[str, Any]]) -> None:
     """One line per result; results with fields of their own one line per field."""
-    if results[0]["workload"] in {*_STATE_WORKLOADS, "restore-s3", "recovery", "spark", "trickle"}:
+    if results[0]["workload"] in {
+        *_STATE_WORKLOADS,
+        "restore-s3",
+        "recovery",
+        "spark",
+        "trickle",
+        "latency",
+    }:
         table = Table("field", *(f"run {number + 1}" for number in range(len(results))), box=None)
         for name, first in results[0].items():
             if first is not None:

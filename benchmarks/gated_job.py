@@ -57,7 +57,7 @@ class GatedJob:
         env = ps.Environment(
             cluster.address, parallelism=parts, config={**settings.config(), **config}
         )
-        rows = env.source(GatedSource(path, parts, keys, touched)).uid("gate")
+        rows = env.source(GatedSource(parts, path, keys, touched)).uid("gate")
         build(rows).sink(sink or CountingSink(path)).uid("counting")
         self._cpu_before = slots_cpu_s(cluster)
         self.handle: JobHandle = env.submit("state")

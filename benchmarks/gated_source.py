@@ -76,32 +76,41 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class GatedSource(ps.Source):
-    """As many splits as subtasks; split i of p has every p-th row.
+class PartedSource(ps.Source):
+    """As many splits as subtasks, without an end.
+
+    Attributes:
+        parts: parallelism.
+    """
+
+    parts: int
+    bounded = False
+
+    @override
+    def discover(self, ctx: ps.SourceContext) -> list[ps.Split]:
+        """One split per subtask."""
+        return [ps.Split(f"{part:04d}", str(part).encode()) for part in range(self.parts)]
+
+
+@dataclass(frozen=True)
+class GatedSource(PartedSource):
+    """Split i of p has every p-th row.
 
     Attributes:
         gate: file of the ``Gate``.
-        parts: parallelism.
         keys: number of different keys.
         touched: a file (npy) of keys, "" = none.
     """
 
     gate: str
-    parts: int
     keys: int
     touched: str = ""
-    bounded = False
 
     @property
     @override
     def schema(self) -> pa.Schema:
         """A key and two numbers."""
         return SCHEMA
-
-    @override
-    def discover(self, ctx: ps.SourceContext) -> list[ps.Split]:
-        """One split per subtask."""
-        return [ps.Split(f"{part:04d}", str(part).encode()) for part in range(self.parts)]
 
     @override
     def open(self, split: ps.Split, position: bytes | None) -> ps.Reader:

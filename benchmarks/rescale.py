@@ -112,7 +112,7 @@ def _started_again(
         config={**settings.job.config(), "execution.checkpointing.interval": "1h"},
     )
     with env, Client(address) as client:
-        rows = env.source(GatedSource(gate_path, parts, settings.keys)).uid("gate")
+        rows = env.source(GatedSource(parts, gate_path, settings.keys)).uid("gate")
         numbers(rows).sink(CountingSink(gate_path)).uid("counting")
         started = time.monotonic()
         handle = env.submit("again", from_savepoint=path)

@@ -269,7 +269,7 @@ def run_alignment(settings: StateSettings, repeat: int) -> Iterator[dict[str, An
             bench_cluster(settings.job.parallelism) as cluster,
         ):
             directory = Path(name)
-            job = GatedJob(cluster, directory, settings.job, settings.keys, {}, _three_shuffles)
+            job = GatedJob(cluster, directory, settings.job, settings.keys, {}, three_shuffles)
             job.let(settings.keys)
             job.gate.limit = ENDLESS
             most = job.rate(STEADY_S)
@@ -295,13 +295,15 @@ def run_alignment(settings: StateSettings, repeat: int) -> Iterator[dict[str, An
             }
 
 
-def _three_shuffles(rows: ps.Stream) -> ps.Stream:
+def three_shuffles(rows: ps.Stream) -> ps.Stream:
+    """Rows dealt out, counted by key, and what changes of that counted by group."""
     return (
         rows.rebalance()
         .filter(col("first") > 0)
         .key_by("key")
         .aggregate(rows=ps.count(), total=ps.sum("first"))
         .uid("per-key")
+        .as_rows()  # of the updates
         .select("rows", "total", group=col("key") % _GROUPS)
         .key_by("group")
         .aggregate(updates=ps.count(), total=ps.sum("total"))

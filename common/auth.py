@@ -15,6 +15,8 @@ import grpc
 import grpc.aio
 from typing_extensions import override
 
+from common.log import get_logger
+from common.refusal_log import RefusalLog
 from penstock.client.addresses import is_loopback
 from penstock.client.credentials import AUTHORIZATION_KEY, load_token, token_metadata
 from penstock.client.grpc_errors import status_of
@@ -59,6 +61,7 @@ class TokenServerInterceptor(grpc.aio.ServerInterceptor):
         if not token:
             raise ValueError("an empty token would let everybody in")
         self._expected = token_metadata(token)[0][1].encode()
+        self._refusals = RefusalLog(get_logger(__name__))
 
     @override
     async def intercept_service(
@@ -70,7 +73,10 @@ class TokenServerInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or self._is_authorized(handler_call_details):
             return handler
-        return refusing(handler, Unauthenticated(_NO_TOKEN))
+        return refusing(handler, Unauthenticated(_NO_TOKEN), self._tell)
+
+    def _tell(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        self._refusals.tell("call.refused", context.peer(), "its token is missing or wrong")
 
     def _is_authorized(self, details: grpc.HandlerCallDetails) -> bool:
         for key, value in details.invocation_metadata or ():
@@ -87,11 +93,16 @@ _NO_TOKEN = (
 )
 
 
-def refusing(handler: Any, error: StreamError) -> Any:
-    """A handler of the same kind that ends each call with an error."""
+def refusing(
+    handler: Any,
+    error: StreamError,
+    tell: Callable[[grpc.aio.ServicerContext[Any, Any]], None] = lambda _: None,
+) -> Any:
+    """A handler of the same kind that ends each call with an error, and tells of it."""
     status = status_of(error)
 
     async def refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+        tell(context)
         await context.abort(status.code, status.details, status.metadata)
 
     make = {

@@ -31,6 +31,11 @@ class DaemonChannel:
             interceptors=token_client_interceptors("" if tls else token),
         )
 
+    @property
+    def refusal(self) -> str:
+        """Why there has just been no TLS connection, "" = nothing is known of that."""
+        return "" if self._way is None else self._way.refusal
+
     async def wait_broken(self) -> None:
         """Waits until it is connected, if it is not, and then until it is so no more, or closed."""
         state, was_ready = self.channel.get_state(), False

@@ -61,15 +61,6 @@ class CheckpointCancelled:
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyMarker:
-    """Measures the way from a source to here, queues included."""
-
-    emitted_at_ms: int
-    source_uid: str
-    subtask_index: int
-
-
-@dataclass(frozen=True, slots=True)
 class StreamStatus:
     """An idle channel holds no watermark back."""
 
@@ -124,13 +115,7 @@ class Pause:
 PAUSE = Pause()
 
 ControlElement = (
-    Watermark
-    | CheckpointBarrier
-    | CheckpointCancelled
-    | LatencyMarker
-    | StreamStatus
-    | EndOfData
-    | EndOfPartition
+    Watermark | CheckpointBarrier | CheckpointCancelled | StreamStatus | EndOfData | EndOfPartition
 )
 StreamElement = pa.RecordBatch | ControlElement
 """What flows on an edge."""

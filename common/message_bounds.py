@@ -160,7 +160,7 @@ COMPARED = _words(
 )
 """Numbers that are added, compared and shown: their type bounds them."""
 
-_NUMBERS = frozenset(
+NUMBERS = frozenset(
     {
         FieldDescriptor.CPPTYPE_INT32,
         FieldDescriptor.CPPTYPE_INT64,
@@ -172,18 +172,6 @@ _NUMBERS = frozenset(
 )
 
 _Check = Callable[[Any], None]
-
-
-def is_bounded(field: FieldDescriptor) -> bool:
-    """Whether the tables say of a field what it may hold."""
-    if field.is_repeated and field.name not in COUNTS:
-        return False
-    if field.cpp_type in _NUMBERS:
-        return field.name in RANGES or field.name in COMPARED
-    if field.type == FieldDescriptor.TYPE_STRING:
-        return field.is_repeated or field.name in NAMES or field.name in TEXTS
-    # The bytes of a message are bounded with it; a truth value and a known constant by themselves.
-    return True
 
 
 def check_message(message: Message) -> None:
@@ -229,7 +217,7 @@ def _value_check(field: FieldDescriptor, where: str) -> _Check | None:
         return _text_check(where, _TEXT_MAX if field.name in TEXTS else _NAME_MAX)
     if field.enum_type is not None:
         return _constant_check(where, frozenset(field.enum_type.values_by_number))
-    if field.name in RANGES and field.cpp_type in _NUMBERS:
+    if field.name in RANGES and field.cpp_type in NUMBERS:
         return _range_check(where, *RANGES[field.name])
     return None
 
@@ -242,7 +230,7 @@ def _needs_a_look(descriptor: Descriptor, seen: frozenset[str] = frozenset()) ->
         field.is_repeated
         or field.type == FieldDescriptor.TYPE_STRING
         or field.enum_type is not None
-        or (field.name in RANGES and field.cpp_type in _NUMBERS)
+        or (field.name in RANGES and field.cpp_type in NUMBERS)
         or (field.message_type is not None and _needs_a_look(field.message_type, seen))
         for field in descriptor.fields
     )

@@ -14,6 +14,7 @@ from common.daemon_server import DaemonServer
 from common.log_keeper import LogKeeper
 from common.metrics_server import Pages
 from common.pb import internal_pb2, internal_pb2_grpc
+from common.tls.certificates_store import show_certificates
 from common.tls.daemon_tls_runner import DaemonTls
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.dispatcher.drains_runner import DrainsRunner
@@ -38,7 +39,8 @@ from jobmanager.traces.reporter_loader import Traces, load_reporter
 from jobmanager.traces.span import ReportSpan
 from penstock.config import Configuration
 from penstock.pb import client_pb2_grpc
-from penstock.storage.open_store import is_s3, open_store, substore, use_s3
+from penstock.storage.open_store import is_s3, open_store, use_s3
+from penstock.storage.store_names import substore
 
 ROLE = "jobmanager"
 _SERVER_GRACE_S = 0.5
@@ -128,7 +130,7 @@ async def leading(
         store = _job_store(kept, leader)
         dispatcher = _dispatcher(config, cluster, artifacts, store, results, clock, traces)
         drains = _drains(dispatcher, cluster, kept, leader)
-        ports.show(_pages(dispatcher, cluster, leader, numbers))
+        ports.show(_pages(config, dispatcher, cluster, leader, numbers))
         async with _acting(_log_keeper(config, directory), cluster, dispatcher, drains):
             _serve(
                 ports.server,
@@ -266,11 +268,13 @@ def _log_keeper(config: Configuration, directory: Path) -> LogKeeper:
 
 
 def _pages(
+    config: Configuration,
     dispatcher: DispatcherRunner,
     cluster: ClusterRunner,
     leader: LeaderStore,
     numbers: LeadershipNumbers,
 ) -> Pages:
     registry = build_registry(dispatcher, cluster)
+    show_certificates(registry, ROLE, config)
     registry.register(LeadershipCollector(lambda: leader.epoch, numbers))
     return Pages(registry, lambda: dispatcher.why_not_serving)

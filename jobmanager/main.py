@@ -26,6 +26,7 @@ from common.process import (
     parse_daemon_arguments,
     stop_requests,
 )
+from common.tls.certificates_store import show_certificates
 from common.tls.daemon_tls_runner import DaemonTls
 from jobmanager.assembly_runner import ROLE, leading, serving
 from jobmanager.leadership.leadership_metrics import LeadershipCollector
@@ -37,8 +38,9 @@ from jobmanager.traces.reporter_loader import check_reporter
 from penstock.client.announced_tokens import Announcement
 from penstock.config import Configuration
 from penstock.errors import StreamError
-from penstock.storage.open_store import is_s3, open_store, substore, use_s3
+from penstock.storage.open_store import is_s3, open_store, use_s3
 from penstock.storage.private_directories import make_private
+from penstock.storage.store_names import substore
 from penstock.storage.swap_counts import SWAPS
 
 EXIT_OVER = 75
@@ -106,7 +108,7 @@ async def _serve_elected(
         leadership = LeadershipRunner(config, ports.address, store, end, clock)
         resources.push_async_callback(leadership.stop)
         resources.push_async_callback(asyncio.to_thread, registration.remove)
-        await _stand_by(registration, ports, leadership)
+        await _stand_by(config, registration, ports, leadership)
         if not await _comes_first(leadership.lead(), stop.wait()):
             return
         lead = partial(leading, config, directory, clock, store, kept, kept)
@@ -124,7 +126,10 @@ async def _serve_elected(
 
 
 async def _stand_by(
-    registration: DaemonRegistration, ports: OpenPorts, leadership: LeadershipRunner
+    config: Configuration,
+    registration: DaemonRegistration,
+    ports: OpenPorts,
+    leadership: LeadershipRunner,
 ) -> None:
     """A standby answers, with its health and who leads, from now on."""
     registry = CollectorRegistry(auto_describe=False)
@@ -132,6 +137,7 @@ async def _stand_by(
     registry.register(LeadershipCollector(lambda: 0, leadership.numbers))
     registry.register(SwapCollector(SWAPS))
     show_uptime(registry, ROLE)
+    show_certificates(registry, ROLE, config)
     standby = leadership.standby
     ports.server.serve(standby.answer_on)
     await ports.server.start()

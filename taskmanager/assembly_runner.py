@@ -20,6 +20,7 @@ from common.pb import internal_pb2
 from common.pb.internal_pb2_grpc import add_TaskManagerInternalServicer_to_server
 from common.process import DaemonRegistration, host_id
 from common.store_metrics import show_stores
+from common.tls.certificates_store import show_certificates
 from common.tls.daemon_tls_runner import DaemonTls
 from penstock.client.addresses import format_address
 from penstock.config import Configuration
@@ -47,6 +48,7 @@ from taskmanager.slots.artifact_cache_store import ArtifactCache
 from taskmanager.slots.slot_environment import SlotEnvironment
 from taskmanager.slots.slot_supervisor_runner import SlotSupervisor
 from taskmanager.slots.slot_table import SlotTable
+from taskmanager.spark.left_sessions_runner import LeftSessions
 
 ROLE = "taskmanager"
 _GOODBYE_TIMEOUT_S = 0.5
@@ -74,6 +76,7 @@ class TaskManagerSite:
         forkserver_arguments: for tests that run other code in slots.
         user_umask: of slots, whose files are the user's; -1 = as this process has it.
         tls: of calls between daemons, None = they are plain.
+        left_sessions: ends what slots have left on servers of Spark Connect.
     """
 
     taskmanager_id: str
@@ -92,6 +95,7 @@ class TaskManagerSite:
     forkserver_arguments: Sequence[str]
     user_umask: int
     tls: DaemonTls | None
+    left_sessions: LeftSessions
 
     @property
     def host_id(self) -> str:
@@ -134,6 +138,7 @@ class TaskManagerAssembly:
             site.logs / f"{ROLE}-{site.taskmanager_id}-forkserver.log",
             site.forkserver_arguments,
             user_umask=site.user_umask,
+            kept_children=lambda: site.left_sessions.pids,
         )
         self._gateway: Gateway | None = None
         self._gateway_process = self._make_gateway()
@@ -256,6 +261,7 @@ class TaskManagerAssembly:
                 terminal_fd=site.terminal,
                 token=site.token,
                 gateway=lambda: self._gateway,
+                left_sessions=site.left_sessions,
             ),
             table=self._table,
             forkserver=self._forkserver,
@@ -389,6 +395,7 @@ class TaskManagerAssembly:
         show_stores(registry)
         registry.register(SpillCollector(SPILL))
         show_uptime(registry, ROLE)
+        show_certificates(registry, ROLE, self._site.config)
         for name, (help_text, read) in gauges.items():
             show_gauge(registry, f"penstock_taskmanager_{name}", help_text, read)
 

@@ -45,9 +45,11 @@ from taskmanager.assembly_runner import ROLE, TaskManagerAssembly, TaskManagerSi
 from taskmanager.daemon.identity import new_taskmanager_id
 from taskmanager.daemon.made_token_runner import await_made_token
 from taskmanager.daemon.parts_runner import start_in_order
+from taskmanager.daemon.slot_environment import slot_variables
 from taskmanager.daemon.spill_directory import own_spill_directory
 from taskmanager.processes.fork_child import TERMINAL_VARIABLE
 from taskmanager.slots.requirements import installed_packages
+from taskmanager.spark.left_sessions_runner import LeftSessions
 
 _STDOUT = 1
 
@@ -88,6 +90,7 @@ class TaskManagerDaemon:
         self._id = taskmanager_id
         self._environment = environment
         self._forkserver_arguments = forkserver_arguments
+        self._left_sessions = LeftSessions(slot_variables(environment, self._directory / "cache"))
         self._assembly: TaskManagerAssembly | None = None
         self._log = get_logger(__name__)
 
@@ -132,6 +135,7 @@ class TaskManagerDaemon:
                 forkserver_arguments=self._forkserver_arguments,
                 user_umask=self._user_umask,
                 tls=tls,
+                left_sessions=self._left_sessions,
             )
             async with asyncio.TaskGroup() as group, AsyncExitStack() as started:
                 self._assembly = assembly = TaskManagerAssembly(site, group)
@@ -155,7 +159,8 @@ class TaskManagerDaemon:
     def _sweep_directories(self) -> None:
         """Removes what TaskManagers that were killed have left: gigabytes of state, perhaps."""
         self._directory.mkdir(parents=True, exist_ok=True)
-        for path in (*sweep_runtime_directories(), *sweep_work_directories(self._directory)):
+        work = sweep_work_directories(self._directory, self._left_sessions.end_of_taskmanager)
+        for path in (*sweep_runtime_directories(), *work):
             self._log.info("directory.swept", path=str(path))
 
     async def _own_work_directory(self, resources: AsyncExitStack) -> OwnedDirectory:

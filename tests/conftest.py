@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from common.lasting_imports import lasting_imports
 from tests.support.examples import DEFAULT, RUNS_ALL, number_of
 
 # How long an example takes says what else runs on the machine.
@@ -25,7 +27,15 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-_S3_TESTS = "tests/integration/s3/"
+_TOGETHER = ("tests/integration/s3/", "tests/integration/spark/session/")
+"""Folders whose tests share something that takes long to start: the S3 server, a JVM with Spark."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected lives as long as the process: looking for garbage meanwhile takes nearly half of the time."""
+    with lasting_imports():
+        return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -46,12 +56,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Files run each in one worker, those that need the S3 server all in the same: starting it takes long."""
+    """Files run each in one worker, those of some folders all in the same."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return _S3_TESTS if nodeid.startswith(_S3_TESTS) else super()._split_scope(nodeid)
+            folder = next((one for one in _TOGETHER if nodeid.startswith(one)), None)
+            return folder or super()._split_scope(nodeid)
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 

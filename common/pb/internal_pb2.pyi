@@ -43,6 +43,7 @@ class RegisterTaskManagerRequest(_message.Message):
     HELD_ATTEMPTS_FIELD_NUMBER: _builtins.int
     JAVA_VERSION_FIELD_NUMBER: _builtins.int
     ENDED_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     rpc_address: _builtins.str
     """host:port of TaskManagerInternal."""
@@ -55,6 +56,8 @@ class RegisterTaskManagerRequest(_message.Message):
     """New at each start of the daemon: a restarted TaskManager of the same id holds nothing of the old one."""
     java_version: _builtins.str
     """Of the Java that Spark would be started with, "17.0.15"; "" = there is none."""
+    protocol_version: _builtins.int
+    """What daemons speak to each other; another one is refused, on both sides."""
     @_builtins.property
     def packages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Installed distributions, "name==version", for --requirements."""
@@ -90,10 +93,11 @@ class RegisterTaskManagerRequest(_message.Message):
         held_attempts: _abc.Iterable[Global___HeldAttempt] | None = ...,
         java_version: _builtins.str = ...,
         ended_attempts: _abc.Iterable[Global___AttemptId] | None = ...,
+        protocol_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["holdings", b"holdings", "partition_endpoint", b"partition_endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloudpickle_version", b"cloudpickle_version", "ended_attempts", b"ended_attempts", "held_attempts", b"held_attempts", "holdings", b"holdings", "incarnation", b"incarnation", "java_version", b"java_version", "packages", b"packages", "partition_endpoint", b"partition_endpoint", "pid", b"pid", "python_version", b"python_version", "rpc_address", b"rpc_address", "slots", b"slots", "taskmanager_id", b"taskmanager_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloudpickle_version", b"cloudpickle_version", "ended_attempts", b"ended_attempts", "held_attempts", b"held_attempts", "holdings", b"holdings", "incarnation", b"incarnation", "java_version", b"java_version", "packages", b"packages", "partition_endpoint", b"partition_endpoint", "pid", b"pid", "protocol_version", b"protocol_version", "python_version", b"python_version", "rpc_address", b"rpc_address", "slots", b"slots", "taskmanager_id", b"taskmanager_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -108,10 +112,14 @@ class RegisterTaskManagerResponse(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     KEPT_SLOT_IDS_FIELD_NUMBER: _builtins.int
+    PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     leader_epoch: _builtins.int
     cluster_id: _builtins.str
     heartbeat_interval_ms: _builtins.int
     heartbeat_timeout_ms: _builtins.int
+    protocol_version: _builtins.int
+    version: _builtins.str
     @_builtins.property
     def kept_slot_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Slots whose attempts may go on; all others that it holds are to be ended first."""
@@ -124,10 +132,12 @@ class RegisterTaskManagerResponse(_message.Message):
         heartbeat_interval_ms: _builtins.int = ...,
         heartbeat_timeout_ms: _builtins.int = ...,
         kept_slot_ids: _abc.Iterable[_builtins.str] | None = ...,
+        protocol_version: _builtins.int = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "heartbeat_interval_ms", b"heartbeat_interval_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "kept_slot_ids", b"kept_slot_ids", "leader_epoch", b"leader_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "heartbeat_interval_ms", b"heartbeat_interval_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "kept_slot_ids", b"kept_slot_ids", "leader_epoch", b"leader_epoch", "protocol_version", b"protocol_version", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ import itertools
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,23 +26,40 @@ from penstock.local.owned_directories import create_runtime_directory
 
 _BUFFER_BYTES: Final = 64 * 1024
 _BACKLOG: Final = 1024
+_RECENT_S: Final = 10.0
 
 
 class WayOut:
     """A Unix socket of which each connection leads to one address of another daemon.
 
+    Args:
+        path: of the socket.
+
     Attributes:
         target: as gRPC calls it.
     """
 
-    def __init__(self, path: Path, close: Callable[[], None]) -> None:
+    def __init__(self, path: Path) -> None:
         self.target = f"unix:{path}"
         self._path = path
-        self._close = close
+        self._refused = (0.0, "")
+        self.dismiss: Callable[[], None] = lambda: None
+        """Nobody leaves any more."""
+
+    @property
+    def refusal(self) -> str:
+        """Why it has just led nowhere, which gRPC does not see; "" = nothing is known of that."""
+        at_s, reason = self._refused
+        return reason if time.monotonic() < at_s + _RECENT_S else ""
+
+    def note_refusal(self, reason: str) -> bytes:
+        """It has led nowhere; who wanted to leave is sent nothing."""
+        self._refused = (time.monotonic(), reason)
+        return b""
 
     def close(self) -> None:
         """Nobody leaves any more; who is on the way stays."""
-        self._close()
+        self.dismiss()
         self._path.unlink(missing_ok=True)
 
 
@@ -97,8 +115,10 @@ class DaemonTls:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(path))
         listener.listen(_BACKLOG)
-        self._relay.let_out(listener, Exit(Destination(host, port)))
-        return WayOut(path, lambda: self._relay.dismiss(listener))
+        way = WayOut(path)
+        way.dismiss = lambda: self._relay.dismiss(listener)
+        self._relay.let_out(listener, Exit(Destination(host, port), way.note_refusal))
+        return way
 
     def listen(self, host: str, port: int) -> socket.socket:
         """A TCP socket to let others in by; the port is taken, and nobody is answered yet.

@@ -236,20 +236,16 @@ class Passage:
                 yield
         self.close()
 
-    def _join(self, far: Leg, forward: bytes, backward: bytes = b"") -> None:
+    def _join(self, far: Leg, begin: bytes) -> None:
         """Both sides are there.
 
         Args:
-            forward: goes to the far side first.
-            backward: goes to the near side first.
+            begin: goes to the far side first.
         """
-        self._flows = [
-            _Flow(self._relay, self._near, far),
-            _Flow(self._relay, far, self._near),
-        ]
-        for flow, data in zip(self._flows, (forward, backward), strict=True):
-            if data:
-                flow.put(data)
+        there, back = _Flow(self._relay, self._near, far), _Flow(self._relay, far, self._near)
+        self._flows = [there, back]
+        if begin:
+            there.put(begin)
 
     def _open_leg(self, sock: socket.socket) -> Leg:
         leg = Leg(sock)
@@ -298,7 +294,7 @@ class EnteringPassage(Passage):
 
     @override
     def _turn_away(self, reason: str) -> None:
-        self._relay.tell("tls.turned_away", self._peer, reason)
+        self._relay.refusals.tell("tls.turned_away", self._peer, reason)
 
     def _enter(self) -> Waits:
         entrance, near = self._entrance, self._near
@@ -355,7 +351,7 @@ class LeavingPassage(Passage):
     @override
     def _turn_away(self, reason: str) -> None:
         place = format_address(self._to.host, self._to.port) if self._to else "a peer"
-        self._relay.tell("tls.refused", place, reason)
+        self._relay.refusals.tell("tls.refused", place, reason)
         if self._far is None or not self._far.has_received:
             said = self._way.apology(f"there is no TLS connection to {place}: {reason}")
             with contextlib.suppress(OSError):  # who has left does not hear it

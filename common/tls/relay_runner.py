@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from common.log import get_logger
+from common.refusal_log import RefusalLog
 from common.tls.doors import Entrance, Exit
 from common.tls.leg import Leg
 from common.tls.passage_runner import EnteringPassage, LeavingPassage, Passage
@@ -33,8 +34,6 @@ _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOME
 _ACCEPTED_PER_TURN: Final = 64
 _JOIN_TIMEOUT_S: Final = 5.0
 _LEG_EVENTS: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
-_REPEAT_S: Final = 5.0
-_REMEMBERED_MAX: Final = 256
 _RESOLVERS: Final = 2
 _BUFFERS_KEPT_MAX: Final = 4
 _STRANGERS_SHARE: Final = 4
@@ -69,13 +68,13 @@ class RelayRunner:
         self._busy: dict[Passage, None] = {}
         self._buffers: list[bytearray] = []
         self._strangers_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _STRANGERS_SHARE
-        self._told: dict[tuple[str, str], float] = {}
         self._is_stopping = False
         self._lock = threading.Lock()
         """Guards the way to the thread."""
         self._is_closed = False
         self._thread: threading.Thread | None = None
-        self._log = get_logger(__name__)
+        self.refusals = RefusalLog(get_logger(__name__))
+        """Who was not let through; the thread tells it."""
 
     # ------------------------------------------------------------ any thread
 
@@ -256,14 +255,3 @@ class RelayRunner:
         """It is empty again; a few are kept."""
         if len(self._buffers) < _BUFFERS_KEPT_MAX:
             self._buffers.append(buffer)
-
-    def tell(self, event: str, peer: str, reason: str) -> None:
-        """Logs why somebody was not let through; the same of the same host every few seconds at most."""
-        now_s = time.monotonic()
-        key = (peer.rpartition(":")[0], reason)
-        if self._told.get(key, now_s) > now_s:
-            return
-        if len(self._told) >= _REMEMBERED_MAX:
-            self._told.clear()
-        self._told[key] = now_s + _REPEAT_S
-        self._log.warning(event, peer=peer, reason=reason)

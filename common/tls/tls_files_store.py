@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from common.log import get_logger
+from common.tls.own_certificate import why_refused_by_itself
 from penstock.client.secret_files import read_secret
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError
@@ -60,9 +61,9 @@ class TlsFiles:
     def __init__(self, paths: TlsPaths, *, verify_hostname: bool) -> None:
         self._paths = paths
         self._verify_hostname = verify_hostname
+        self._log = get_logger(__name__)
         self._state = self._look()
         self._contexts = self._load()
-        self._log = get_logger(__name__)
 
     @classmethod
     def of(cls, config: Configuration) -> Self | None:
@@ -124,6 +125,11 @@ class TlsFiles:
             context.num_tickets = 0  # connections last; nobody resumes one
             context.set_alpn_protocols(["h2"])  # what clients of gRPC insist on
         of_client = self._context(ssl.PROTOCOL_TLS_CLIENT)
+        of_client.check_hostname = False
+        if reason := why_refused_by_itself(of_client, of_server):
+            # It may be renewed before anybody comes, and others may trust other CAs: no reason to end.
+            told = f"{self._paths.cert} (security.ssl.internal.cert): {reason}"
+            self._log.error("tls.own_certificate_refused", reason=told)
         of_client.check_hostname = self._verify_hostname
         return _Contexts(of_server, of_open_server, of_client)
 
@@ -135,6 +141,11 @@ class TlsFiles:
             # An encrypted key is none that a daemon can use: it has nobody to ask.
             context.load_cert_chain(paths.cert, paths.key, password=lambda: b"\0")
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+                # The key has just been read.
+                raise ConfigurationError(
+                    f"the certificate {paths.cert} (security.ssl.internal.cert) cannot be read: {_told(error)}"
+                ) from error
             raise ConfigurationError(
                 f"the certificate {paths.cert} (security.ssl.internal.cert) and its key {paths.key} "
                 f"(security.ssl.internal.key) cannot be used: {_told(error)}"

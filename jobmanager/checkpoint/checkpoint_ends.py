@@ -15,7 +15,7 @@ from jobmanager.checkpoint.checkpoint_ids import CheckpointIds
 from jobmanager.checkpoint.checkpoint_requests import CheckpointRequests
 from jobmanager.checkpoint.checkpoints_under_way import CheckpointsUnderWay
 from jobmanager.checkpoint.completed import CompletedCheckpoints
-from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint, FileReference
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from jobmanager.checkpoint.coordinator_outbox import CoordinatorOutbox
 from jobmanager.checkpoint.failure_policy import FailurePolicy
 from jobmanager.checkpoint.participating_tasks import ParticipatingTasks
@@ -24,6 +24,7 @@ from jobmanager.checkpoint.statistics import CheckpointStatistics, KeptCheckpoin
 from jobmanager.checkpoint.steady_time import SteadyTime
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.storage.checkpoint_properties import BehindBarrier
+from penstock.storage.manifest import StoredReference
 from penstock.storage.savepoint import is_of_savepoint
 
 _GIVEN_UP_MAX = 32
@@ -154,7 +155,7 @@ class CheckpointEnds:
         if keys := self._tasks.running_of(pending.participants):
             self._outbox.add(c.NotifyAborted(checkpoint_id, keys))
         if reason is c.AbortReason.TASK_FINISHED:
-            self._requests.policy.add_again(pending.request)
+            self._requests.add_again(pending.request)
         elif instead is not None:
             self._outbox.answer(pending.request, instead)
         else:
@@ -182,8 +183,8 @@ class CheckpointEnds:
             self._outbox.add(c.NotifyAborted(checkpoint_id, keys))
         has_ended_time = behind is BehindBarrier.DRAIN
         is_again = reason in (c.AbortReason.TASK_FINISHED, c.AbortReason.OUTDATED)
-        if is_again and not has_ended_time:
-            self._requests.policy.add_again(request)
+        if is_again and not has_ended_time and self._under_way.unsettled is None:
+            self._requests.add_again(request)
         else:
             if pending.target:
                 is_stop = request.properties.is_stop
@@ -212,7 +213,7 @@ class CheckpointEnds:
         self._files.end(pending.checkpoint_id)
 
 
-def own_references(references: Iterable[FileReference]) -> tuple[FileReference, ...]:
+def own_references(references: Iterable[StoredReference]) -> tuple[StoredReference, ...]:
     """Those to files of the job: what was written into a savepoint's directory is the savepoint's."""
     return tuple(one for one in references if not is_of_savepoint(one.location.path))
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint, FileReference
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from jobmanager.checkpoint.deletion_queue import DeletionQueue
 from jobmanager.checkpoint.file_uses import FileUses, Holder, Role
 from jobmanager.checkpoint.shared_state_registry import Claim, RegisteredFiles, SharedStateRegistry
 from penstock.errors import InvariantViolation
+from penstock.storage.manifest import StoredReference
 
 _LAST_STATES = Holder(Role.LAST_STATES, 0)
 
@@ -35,7 +36,9 @@ class CheckpointFiles:
         self.deletions = DeletionQueue()
         self._uses = FileUses()
 
-    def claim(self, checkpoint_id: int, references: tuple[FileReference, ...]) -> tuple[Claim, ...]:
+    def claim(
+        self, checkpoint_id: int, references: tuple[StoredReference, ...]
+    ) -> tuple[Claim, ...]:
         """Takes the references of an ack; what they name is held until ``end``, also where it is refused.
 
         Raises:
@@ -57,7 +60,7 @@ class CheckpointFiles:
         self._uses.hold(holder, [claim.resolved.path for claim in claims])
         return claims
 
-    def stray(self, references: Iterable[FileReference]) -> None:
+    def stray(self, references: Iterable[StoredReference]) -> None:
         """Deletes what only an ack that is dropped has uploaded."""
         paths = dict.fromkeys(reference.location.path for reference in references)
         self._discard(path for path in paths if not self._uses.in_use(path))
@@ -70,7 +73,7 @@ class CheckpointFiles:
         """
         return self.registry.plan(claims)
 
-    def hold_last(self, references: Iterable[FileReference]) -> None:
+    def hold_last(self, references: Iterable[StoredReference]) -> None:
         """Holds what the last states of finished tasks name, in the place of what they named before."""
         paths = [reference.location.path for reference in references]
         before = self._uses.drop(_LAST_STATES)
@@ -93,7 +96,7 @@ class CheckpointFiles:
                 is about to acknowledge on this checkpoint.
         """
         self.registry.release(checkpoint.checkpoint_id)
-        shared = [r.location.path for r in checkpoint.references if r.key is not None]
+        shared = [r.location.path for r in checkpoint.references if r.identity is not None]
         for checkpoint_id in waiting:
             self._uses.hold(Holder(Role.PENDING, checkpoint_id), shared)
         self._discard(self._uses.drop(Holder(Role.COMPLETED, checkpoint.checkpoint_id)))

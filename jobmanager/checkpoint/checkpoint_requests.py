@@ -16,7 +16,7 @@ from jobmanager.checkpoint.coordinator_outbox import CoordinatorOutbox
 from jobmanager.checkpoint.participating_tasks import ParticipatingTasks
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.checkpoint.steady_time import SteadyTime
-from jobmanager.checkpoint.trigger_policy import Request, TriggerPolicy
+from jobmanager.checkpoint.trigger_policy import Request, TriggerPolicy, Turn
 from penstock.storage.checkpoint_properties import CheckpointProperties
 
 
@@ -74,6 +74,14 @@ class CheckpointRequests:
         elif (refused := self.policy.add(request)) is not None:
             self._outbox.refuse([request], refused)
         return True
+
+    def add_again(self, request: Request) -> None:
+        """Queues a request whose checkpoint is to be taken again; whoever has asked is not kept waiting where none begins."""
+        unsettled = self._under_way.unsettled
+        if unsettled is None or request.turn is Turn.PERIODIC:
+            self.policy.add_again(request)
+        else:
+            self._outbox.refuse([request], c.RequestRefused.UNSETTLED, unsettled.unsettled)
 
     def refuse_queued(self, refused: c.RequestRefused, detail: str) -> None:
         """Nothing begins for those that wait."""

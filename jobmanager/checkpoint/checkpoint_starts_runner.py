@@ -24,7 +24,7 @@ from jobmanager.checkpoint.claimed_head_store import (
 from jobmanager.checkpoint.claimed_savepoint_store import ClaimedSavepointStore
 from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from jobmanager.checkpoint.done_splits_store import read_done_splits
-from jobmanager.checkpoint.next_head import head_started, head_taken_over
+from jobmanager.checkpoint.next_head import head_marked, head_started, head_taken_over
 from jobmanager.checkpoint.orphans_sweep_runner import OrphansSweepRunner
 from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.checkpoint.repeated_output import note_files
@@ -167,6 +167,7 @@ class CheckpointStartsRunner:
                 f"none of the checkpoints of job {self._job_id} can be restored from {self._store!r} ({damage}): "
                 "restore the files from a backup; nothing has been deleted"
             )
+        self._mark_damaged(claim, unusable)
         completed = tuple(
             completed_of(retained, manifest, is_own=manifest.job_id == self._job_id)
             for retained, manifest in readable
@@ -190,6 +191,12 @@ class CheckpointStartsRunner:
             done=done,
             sweep=sweep,
         )
+
+    def _mark_damaged(self, claim: HeadClaim, unusable: Collection[int]) -> None:
+        """Has HEAD tell the next leader, which would take what has gone on from an older one for what it names last."""
+        head = head_marked(claim.head, unusable)
+        if head != claim.head:
+            self._heads.swap(claim, head)
 
     def _point(self, unusable: Collection[int]) -> RestorePoint:
         """What the job was told to start from, as long as it has completed no checkpoint: the first time or again."""
@@ -215,6 +222,7 @@ class CheckpointStartsRunner:
             is_savepoint=point.is_savepoint,
             claimed=self._is_claimed(point),
             dropped_states=dropped_states(dropped),
+            event_time_ended=point.has_ended_time,
         )
         head = head_started(claim.head, started)
         if head != claim.head:

@@ -4,37 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class SharedKey:
-    """Identity of a shared file: what one backend instance calls it."""
-
-    operator_uid: str
-    subtask_index: int
-    instance: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class FileRange:
-    """Where bytes lie in the store (never inline ones).
-
-    Attributes:
-        path: relative to the job's directory; several ranges may lie in one file.
-    """
-
-    path: str
-    offset: int
-    size_bytes: int
-    checksum: int
-
-
-@dataclass(frozen=True, slots=True)
-class FileReference:
-    """A file range that a snapshot refers to; ``key`` is None where no other checkpoint may."""
-
-    key: SharedKey | None
-    location: FileRange
+from penstock.storage.manifest import StoredReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,5 +35,5 @@ class CompletedCheckpoint:
     completed_at_ms: int
     state_bytes: int
     manifest_path: str
-    references: tuple[FileReference, ...]
+    references: tuple[StoredReference, ...]
     is_stop: bool = False

@@ -48,11 +48,7 @@ from jobmanager.checkpoint.checkpoint_requests import CheckpointRequests
 from jobmanager.checkpoint.checkpoint_stores import CheckpointStores
 from jobmanager.checkpoint.checkpoints_under_way import CheckpointsUnderWay, PendingView
 from jobmanager.checkpoint.completed import CompletedCheckpoints
-from jobmanager.checkpoint.completed_checkpoint import (
-    CompletedCheckpoint,
-    FileRange,
-    SharedKey,
-)
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from jobmanager.checkpoint.coordinator_outbox import CoordinatorOutbox
 from jobmanager.checkpoint.participating_tasks import ParticipatingTasks, named
 from jobmanager.checkpoint.pending import Ack, CheckpointPhase, PendingCheckpoint
@@ -169,14 +165,6 @@ class CheckpointCoordinator:
         return self._under_way.views()
 
     @property
-    def store_under_way(self) -> int | None:
-        """The checkpoint that is being stored.
-
-        As long as it is not None, ``latest_completed`` may still change: what restores from it waits.
-        """
-        return self._under_way.storing
-
-    @property
     def history(self) -> tuple[CheckpointRecord, ...]:
         """The last checkpoints, the newest first."""
         return self._ends.statistics.records({kept.checkpoint_id for kept in self._completed.kept})
@@ -195,15 +183,6 @@ class CheckpointCoordinator:
     def next_checkpoint_id(self) -> int:
         """The id of the next checkpoint."""
         return self._ids.next_id
-
-    @property
-    def undeleted_count(self) -> int:
-        """Files that nothing refers to and that are not deleted yet."""
-        return self._files.deletions.path_count
-
-    def shared_count(self, identity: SharedKey | FileRange) -> int:
-        """How many completed checkpoints name a shared file, or a range without a key."""
-        return self._files.registry.count(identity)
 
     # ------------------------------------------------------------ what it decides
 

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping
 
 from common.done_splits import DigestChunk, DoneSplits, digests_from_bytes
 from jobmanager.checkpoint import messages as c
-from jobmanager.checkpoint.completed_checkpoint import FileReference
-from jobmanager.checkpoint.snapshot_convert import file_reference
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
 from penstock.storage.manifest import (
     StoredRange,
+    StoredReference,
     done_split_references,
     done_splits_path,
     take_done_names,
@@ -103,10 +102,10 @@ def done_splits_message(operator_uid: str, done: DoneSplits) -> checkpoint_pb2.D
     )
 
 
-def done_references(done: Iterable[c.SourceDone]) -> tuple[FileReference, ...]:
+def done_references(done: Iterable[c.SourceDone]) -> tuple[StoredReference, ...]:
     """Every range of a file with such splits."""
     messages = (done_splits_message(one.operator_uid, one.done) for one in done)
-    return tuple(map(file_reference, done_split_references(messages)))
+    return tuple(done_split_references(messages))
 
 
 def read_done_splits(

@@ -9,15 +9,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from common.done_splits import DoneSplits
-from jobmanager.checkpoint.completed_checkpoint import (
-    CompletedCheckpoint,
-    FileRange,
-    FileReference,
-    SharedKey,
-    SnapshotSummary,
-)
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint, SnapshotSummary
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.storage.checkpoint_properties import PLAIN, CheckpointProperties
+from penstock.storage.manifest import SharedIdentity, StoredRange, StoredReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +82,7 @@ class LastState:
     """
 
     snapshot: object
-    references: tuple[FileReference, ...] = ()
+    references: tuple[StoredReference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +174,7 @@ class AckReceived:
     key: AttemptKey
     checkpoint_id: int
     snapshot: object
-    references: tuple[FileReference, ...]
+    references: tuple[StoredReference, ...]
     summary: SnapshotSummary
     now_ms: int
     leader_epoch: int = 0
@@ -216,7 +211,7 @@ class CheckpointStored:
     manifest_path: str
     now_ms: int
     done: tuple[SourceDone, ...] = ()
-    references: tuple[FileReference, ...] = ()
+    references: tuple[StoredReference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +309,7 @@ class StoreCheckpoint:
     triggered_at_ms: int
     snapshots: tuple[tuple[AttemptKey, object], ...]
     finished: tuple[AttemptKey, ...]
-    replaced: tuple[tuple[SharedKey, FileRange], ...]
+    replaced: tuple[tuple[SharedIdentity, StoredRange], ...]
     retained: tuple[int, ...]
     next_checkpoint_id: int
     state_bytes: int

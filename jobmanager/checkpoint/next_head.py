@@ -16,6 +16,8 @@ Example: a checkpoint takes the place of those that are not kept.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from penstock.pb import checkpoint_pb2
@@ -59,6 +61,24 @@ def head_started(
     behind = started.checkpoint_id + 1 + IDS_RESERVED_AT_ONCE
     head.next_checkpoint_id = max(head.next_checkpoint_id, behind)
     head.started_from.CopyFrom(started)
+    return head
+
+
+def head_marked(
+    last: checkpoint_pb2.CheckpointHead, damaged: Collection[int]
+) -> checkpoint_pb2.CheckpointHead:
+    """HEAD that says of which checkpoints tasks could not restore their state.
+
+    >>> head = checkpoint_pb2.CheckpointHead()
+    >>> for id in (6, 7):
+    ...     _ = head.retained.add(checkpoint_id=id)
+    >>> [one.is_damaged for one in head_marked(head, (7,)).retained]
+    [False, True]
+    """
+    head = checkpoint_pb2.CheckpointHead()
+    head.CopyFrom(last)
+    for one in head.retained:
+        one.is_damaged = one.is_damaged or one.checkpoint_id in damaged
     return head
 
 

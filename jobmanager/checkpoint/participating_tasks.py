@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from jobmanager.checkpoint import messages as c
-from jobmanager.checkpoint.completed_checkpoint import FileReference
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.errors import InvariantViolation
+from penstock.storage.manifest import StoredReference
 
 _NAMED_MAX: Final = 5
 
@@ -121,7 +121,7 @@ class ParticipatingTasks:
         """What these go on holding, as they reported it."""
         return tuple((key, self._last[key].snapshot) for key in keys if key in self._last)
 
-    def last_references(self, keys: Iterable[AttemptKey] | None = None) -> list[FileReference]:
+    def last_references(self, keys: Iterable[AttemptKey] | None = None) -> list[StoredReference]:
         """Files in which these, or all that have finished, go on holding something."""
         held = self._last if keys is None else [key for key in keys if key in self._last]
         return [file for key in held for file in self._last[key].references]

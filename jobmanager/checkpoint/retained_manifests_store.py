@@ -94,7 +94,8 @@ class RetainedManifestsStore:
         path = retained.manifest_path
         try:
             manifest = decode_manifest(self._store.get(path), path)
-            self._check_files(manifest, unusable)
+            is_damaged = retained.is_damaged or retained.checkpoint_id in unusable
+            self._check_files(manifest, is_damaged=is_damaged)
         except (StoreCorrupt, StoreNotFound) as error:
             self._note_unreadable(retained, error)
             return None
@@ -112,10 +113,10 @@ class RetainedManifestsStore:
         )
 
     def _check_files(
-        self, manifest: checkpoint_pb2.CheckpointManifest, unusable: Collection[int]
+        self, manifest: checkpoint_pb2.CheckpointManifest, *, is_damaged: bool
     ) -> None:
         """Raises ``StoreCorrupt`` where a file is missing, too short, or was found damaged by a task."""
-        if manifest.checkpoint_id in unusable:
+        if is_damaged:
             raise StoreCorrupt("a task could not restore its state from it")
         ends: dict[str, int] = {}
         for reference in references(manifest):

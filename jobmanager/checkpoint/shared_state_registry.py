@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jobmanager.checkpoint.completed_checkpoint import FileRange, FileReference, SharedKey
 from penstock.errors import InvariantViolation
+from penstock.storage.manifest import SharedIdentity, StoredRange, StoredReference
 
-Identity = SharedKey | FileRange
+Identity = SharedIdentity | StoredRange
 """What is counted: the key where there is one, else the range itself."""
 
 
@@ -42,8 +42,8 @@ class Claim:
         resolved: its location when the ack came; held until the checkpoint has ended.
     """
 
-    named: FileReference
-    resolved: FileRange
+    named: StoredReference
+    resolved: StoredRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class RegisteredFiles:
         replaced: per key the location that counts, where a snapshot names another one.
     """
 
-    references: tuple[FileReference, ...]
-    replaced: tuple[tuple[SharedKey, FileRange], ...]
+    references: tuple[StoredReference, ...]
+    replaced: tuple[tuple[SharedIdentity, StoredRange], ...]
 
 
 class SharedStateRegistry:
@@ -64,9 +64,9 @@ class SharedStateRegistry:
 
     Example: two checkpoints have uploaded one file of a backend; the copy of the first one counts.
         >>> registry = SharedStateRegistry()
-        >>> file = SharedKey("counts", subtask_index=0, instance="a", name="000007.sst")
+        >>> file = SharedIdentity("counts", subtask_index=0, instance="a", name="000007.sst")
         >>> for checkpoint_id, path in [(1, "chk-1/x"), (2, "chk-2/y")]:
-        ...     claim = registry.claim(FileReference(file, FileRange(path, 0, 64, checksum=9)))
+        ...     claim = registry.claim(StoredReference(file, StoredRange(path, 0, 64, checksum=9)))
         ...     registry.register(checkpoint_id, registry.plan([claim]).references)
         >>> claim.resolved.path, registry.count(file)
         ('chk-1/x', 2)
@@ -76,7 +76,7 @@ class SharedStateRegistry:
     """
 
     def __init__(self) -> None:
-        self._locations: dict[Identity, FileRange] = {}
+        self._locations: dict[Identity, StoredRange] = {}
         self._counts: dict[Identity, int] = {}
         self._registered: dict[int, tuple[Identity, ...]] = {}
 
@@ -88,7 +88,7 @@ class SharedStateRegistry:
         """A copy of all counts."""
         return dict(self._counts)
 
-    def claim(self, reference: FileReference) -> Claim:
+    def claim(self, reference: StoredReference) -> Claim:
         """Finds out where a reference of an ack lies now.
 
         Raises:
@@ -106,21 +106,21 @@ class SharedStateRegistry:
         Raises:
             SharedFileMismatch: a key stands for different bytes.
         """
-        planned: dict[Identity, FileReference] = {}
-        replaced: dict[SharedKey, FileRange] = {}
+        planned: dict[Identity, StoredReference] = {}
+        replaced: dict[SharedIdentity, StoredRange] = {}
         for claim in claims:
             named = claim.named
             identity = _identity(named)
             if identity not in planned:
                 location = self._locations.get(identity, claim.resolved)
-                planned[identity] = FileReference(named.key, location)
+                planned[identity] = StoredReference(named.identity, location)
             counts = planned[identity].location
             _check_same(named, counts)
-            if named.key is not None and counts != named.location:
-                replaced[named.key] = counts
+            if named.identity is not None and counts != named.location:
+                replaced[named.identity] = counts
         return RegisteredFiles(tuple(planned.values()), tuple(replaced.items()))
 
-    def register(self, checkpoint_id: int, references: Iterable[FileReference]) -> None:
+    def register(self, checkpoint_id: int, references: Iterable[StoredReference]) -> None:
         """Counts a completed checkpoint.
 
         Where its manifest names another location than the one that counts (possible only for what was
@@ -163,15 +163,15 @@ class SharedStateRegistry:
             raise InvariantViolation(f"registry: counted {self._counts}, registered {counts}")
 
 
-def _identity(reference: FileReference) -> Identity:
-    return reference.location if reference.key is None else reference.key
+def _identity(reference: StoredReference) -> Identity:
+    return reference.location if reference.identity is None else reference.identity
 
 
-def _check_same(reference: FileReference, known: FileRange) -> None:
+def _check_same(reference: StoredReference, known: StoredRange) -> None:
     found = reference.location
     if (found.size_bytes, found.checksum) == (known.size_bytes, known.checksum):
         return
-    key = reference.key
+    key = reference.identity
     assert key is not None, "a range without a key is its own identity"
     raise SharedFileMismatch(
         f"file {key.name!r} of operator {key.operator_uid!r}, subtask {key.subtask_index}, backend "

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from jobmanager.checkpoint import messages as c
-from jobmanager.checkpoint.completed_checkpoint import (
-    CompletedCheckpoint,
-    FileRange,
-    FileReference,
-    SharedKey,
-    SnapshotSummary,
-)
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint, SnapshotSummary
 from penstock.pb import checkpoint_pb2
 from penstock.storage.manifest import (
+    SharedIdentity,
+    StoredRange,
     StoredReference,
     properties_of,
     references,
@@ -21,9 +17,9 @@ from penstock.storage.manifest import (
 )
 
 
-def references_of(snapshot: checkpoint_pb2.SubtaskSnapshot) -> tuple[FileReference, ...]:
+def references_of(snapshot: checkpoint_pb2.SubtaskSnapshot) -> tuple[StoredReference, ...]:
     """Every range of a file that a snapshot refers to; inline state is none."""
-    return tuple(map(file_reference, snapshot_references(snapshot)))
+    return tuple(snapshot_references(snapshot))
 
 
 def last_state_of(operators: Iterable[checkpoint_pb2.OperatorSnapshot]) -> c.LastState | None:
@@ -58,13 +54,13 @@ def completed_of(
         completed_at_ms=retained.completed_at_ms,
         state_bytes=retained.state_bytes,
         manifest_path=retained.manifest_path,
-        references=tuple(map(file_reference, references(manifest))),
+        references=references(manifest),
         is_stop=is_own and properties_of(manifest.properties).is_stop,
     )
 
 
 def with_replaced(
-    snapshot: checkpoint_pb2.SubtaskSnapshot, replaced: Mapping[SharedKey, FileRange]
+    snapshot: checkpoint_pb2.SubtaskSnapshot, replaced: Mapping[SharedIdentity, StoredRange]
 ) -> checkpoint_pb2.SubtaskSnapshot:
     """The snapshot with the locations that count in the place of its own."""
     if not replaced:
@@ -73,7 +69,7 @@ def with_replaced(
     copy.CopyFrom(snapshot)
     for operator in copy.operators:
         for file in operator.keyed.files:
-            key = SharedKey(
+            key = SharedIdentity(
                 operator.operator_uid, copy.subtask_index, operator.keyed.instance, file.name
             )
             location = replaced.get(key) if file.shared and file.handle.path else None
@@ -124,17 +120,4 @@ def finished_snapshot(
             ),
             *last_states,
         ],
-    )
-
-
-def file_reference(stored: StoredReference) -> FileReference:
-    """A reference as the coordinator knows it."""
-    identity, location = stored.identity, stored.location
-    return FileReference(
-        None
-        if identity is None
-        else SharedKey(
-            identity.operator_uid, identity.subtask_index, identity.instance, identity.name
-        ),
-        FileRange(location.path, location.offset, location.size_bytes, location.checksum),
     )

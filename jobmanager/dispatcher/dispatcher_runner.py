@@ -194,16 +194,16 @@ class DispatcherRunner:
         graph = graph if start is None else start.graph
         await self._artifacts.find_missing(artifact.id for artifact in graph.artifacts)
         job = describe(job_id, graph, self._config, self._artifacts, self._cluster.facts)
-        await self._checks.check_directory(job)
-        await self._checks.check_shared_spill(job, self._cluster.partitions.shared)
         if start is not None:
             check_takes_checkpoints(job)
+        await self._checks.check_shared_spill(job, self._cluster.partitions.shared)
+        await self._checks.check_directory(job)
         if job_id in self.jobs:  # it has come once more meanwhile
             return
         self._check_not_stopping()
         with self._cluster.partitions.checked(graph):
             if start is not None and start.is_claim:
-                await self._checks.claim(start)
+                await self._checks.claim(job, start)
             now_ms = self._clock.now_ms()
             save = partial(self._store.save, job_id, graph, now_ms)
             unused = await self._records.run("store", save)

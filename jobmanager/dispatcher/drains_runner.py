@@ -140,7 +140,7 @@ class DrainsRunner:
             REMAKE if makes_again else WAIT,
         )
         if self.find(taskmanager_id, operation_id) is None:
-            self._check(wanted)
+            await self._once_settled(lambda: self._check(wanted))
         return await self._operations.begin(wanted, self._begun).result()
 
     async def undo(self, taskmanager_id: str) -> None:
@@ -150,7 +150,7 @@ class DrainsRunner:
             JobRejected: it is not registered.
             StoreTransient: that cannot be kept now.
         """
-        self._check_registered(taskmanager_id)
+        await self._once_settled(lambda: self._check_registered(taskmanager_id))
         self._use(taskmanager_id)
         await self._operations.keep()
 
@@ -161,6 +161,18 @@ class DrainsRunner:
         except StreamError:
             return None
         return found if found.path == taskmanager_id else None
+
+    async def _once_settled(self, check: Callable[[], None]) -> None:
+        """Refuses what a check refuses once all TaskManagers have had time to register with a new leader."""
+        while True:
+            try:
+                return check()
+            except JobRejected:
+                try:
+                    async with asyncio.timeout(self._cluster.settles_in_s):
+                        await self._cluster.wait_for_registration()
+                except TimeoutError:
+                    return check()
 
     def _check_registered(self, taskmanager_id: str) -> None:
         if not self._cluster.addresses([taskmanager_id]):

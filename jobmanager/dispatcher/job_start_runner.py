@@ -147,6 +147,8 @@ def prepare_start(
             operator_uid=fate.uid,
             reason=fate.reason,
         )
+    if point.has_ended_time:
+        _log.warning("restore.event_time_ended", path=point.uri)
     is_claim = config.execution_state_recovery_claim_mode == "claim"
     if is_claim:
         _check_claim(point, config)

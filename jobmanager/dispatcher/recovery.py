@@ -26,8 +26,9 @@ from penstock.config import Configuration
 from penstock.errors import StreamError
 from penstock.pb import client_pb2
 from penstock.storage.head import HeadStore
-from penstock.storage.open_store import open_store, substore
+from penstock.storage.open_store import open_store
 from penstock.storage.savepoint import MANIFEST_PATH
+from penstock.storage.store_names import substore
 
 
 class JobUnreadableError(StreamError):

@@ -16,7 +16,7 @@ from jobmanager.scheduler.shared_spill_runner import SharedSpillRunner
 from penstock.config import Configuration
 from penstock.errors import JobRejected, StoreTransient, Unrecoverable
 from penstock.pb import graph_pb2
-from penstock.storage.open_store import is_s3
+from penstock.storage.open_store import is_s3, open_store
 
 CHECK_TIMEOUT_MS: Final = 20_000  # less than clients wait for an answer
 
@@ -57,13 +57,25 @@ class SubmissionChecksRunner:
         which = f"{path}, which it is to start from,"
         return await self._call("start", graph.name, which, look)
 
-    async def claim(self, start: JobStart) -> None:
-        """Makes what a job starts from its own.
+    async def claim(self, job: JobDescription, start: JobStart) -> None:
+        """Makes what a job starts from its own. Where it is refused, nothing stays of the job.
 
         Raises:
             JobRejected: another job has claimed it, or needs it.
             StoreTransient: it cannot be claimed now.
         """
+        try:
+            await self._claim(start)
+        except JobRejected:
+            if (
+                start.point.is_savepoint and job.checkpoint_directory
+            ):  # or else it is the other job's
+                which = f"{job.checkpoint_directory}, where its checkpoints were to be kept,"
+                remove = open_store(job.checkpoint_directory).remove_remains
+                await self._call("check", job.graph.name, which, remove)
+            raise
+
+    async def _claim(self, start: JobStart) -> None:
         needing = self._jobs.needing(start.point.store_uri)
         if needing is not None:
             raise JobRejected(

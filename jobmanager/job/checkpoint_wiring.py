@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
+from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
@@ -30,25 +30,7 @@ _FINAL_RETRY_DELAY_MS = 1_000
 _AT_THE_END = CheckpointProperties(behind=BehindBarrier.END)
 
 
-class Coordinator(Protocol):
-    """What the wiring needs of ``CheckpointCoordinator``."""
-
-    dropped_events: int
-    fenced_events: int
-
-    @property
-    def next_checkpoint_id(self) -> int:
-        """The id of the next checkpoint."""
-
-    @property
-    def latest_completed(self) -> CompletedCheckpoint | None:
-        """The newest checkpoint that can be restored from."""
-
-    def step(self, event: c.CoordinatorEvent) -> list[c.CoordinatorEffect]:
-        """Takes an event and returns what is to be done."""
-
-
-CoordinatorFactory = Callable[[tuple[CompletedCheckpoint, ...], int], Coordinator]
+CoordinatorFactory = Callable[[tuple[CompletedCheckpoint, ...], int], CheckpointCoordinator]
 """Makes the coordinator from the retained checkpoints and the next checkpoint id."""
 
 
@@ -66,7 +48,7 @@ class CheckpointWiring:
     def __init__(self, make: CoordinatorFactory, graph: ExecutionGraph) -> None:
         self._make = make
         self._graph = graph
-        self._coordinator: Coordinator | None = None
+        self._coordinator: CheckpointCoordinator | None = None
         self._runs = False
         self._final_request = ""
         self._last: dict[SubtaskId, c.LastState] = {}
@@ -74,7 +56,7 @@ class CheckpointWiring:
         self.stale_reports = 0
 
     @property
-    def coordinator(self) -> Coordinator | None:
+    def coordinator(self) -> CheckpointCoordinator | None:
         """For views, and for what is newer than what a restart found; None before HEAD has been claimed."""
         return self._coordinator
 

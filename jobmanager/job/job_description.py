@@ -33,7 +33,8 @@ from penstock.graph.persisted import persist_sinks
 from penstock.pb import graph_pb2
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
-from penstock.storage.open_store import open_store, substore
+from penstock.storage.open_store import open_store
+from penstock.storage.store_names import substore
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
 _CHECKPOINT = re.compile(r"chk-\d+")

@@ -10,7 +10,6 @@ fails the job.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 import structlog
@@ -31,6 +30,7 @@ from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_trace import JobTrace
 from jobmanager.job.kept_partitions_runner import KeptPartitionsRunner
+from jobmanager.job.lanes_runner import LanesRunner
 from jobmanager.job.persisted_inputs_runner import PersistedInputsRunner
 from jobmanager.job.promotion_runner import PromotionRunner
 from jobmanager.job.rival_runner import RivalRunner
@@ -113,8 +113,7 @@ class JobMasterRunner:
             lambda taskmanager_id: cluster.client(taskmanager_id).partition_endpoint,
         )
         self._inbox = Inbox()
-        self._lanes: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
-        self._tasks: asyncio.TaskGroup | None = None
+        self._lanes = LanesRunner(f"job {job.job_id}")
         self._locating: asyncio.Task[None] | None = None
         self._oldest_epoch = leader_epoch
         """Of whoever has deployed any of the job's attempts that run."""
@@ -123,7 +122,9 @@ class JobMasterRunner:
         self._later: set[asyncio.TimerHandle] = set()
         self.has_lost_slots = False
         """Slot processes of it may run that it could not end."""
-        self._sweeps = OutputSweepsRunner(job.job_id, job.graph, cluster, self._in_order)
+        self._is_end_safe: asyncio.Event | None = None
+        """None = the job has not ended."""
+        self._sweeps = OutputSweepsRunner(job.job_id, job.graph, cluster, self._lanes.run)
         self._rivals = self._make_rivals()
         self.checkpoints = self._make_checkpoints(leader_epoch, jobs, results, options)
         self.history = self._make_history(jobs, options)
@@ -134,7 +135,7 @@ class JobMasterRunner:
             options.taskmanagers,
             cluster,
             jobs if job.outlives_jobmanager else None,
-            self._in_order,
+            self._lanes.run,
         )
 
     def _make_rivals(self) -> RivalRunner:
@@ -145,7 +146,7 @@ class JobMasterRunner:
             self._allocate_slots,
             self._deploy,
             self.post,
-            self._in_order,
+            self._lanes.run,
             self._clock.now_ms,
         )
 
@@ -157,7 +158,7 @@ class JobMasterRunner:
             self.checkpoints.gauges,
             options.history,
             jobs if self._job.outlives_jobmanager else None,
-            self._in_order,
+            self._lanes.run,
         )
 
     def _make_trace(self, leader_epoch: int, options: JobOptions) -> JobTrace | None:
@@ -193,7 +194,7 @@ class JobMasterRunner:
             results,
             self._clock,
             self.post,
-            self._in_order,
+            self._lanes.run,
             options,
         )
 
@@ -240,7 +241,7 @@ class JobMasterRunner:
         self._cluster.join(self._job.job_id, self)
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._tasks = tasks
+                self._lanes.tasks = tasks
                 await self._drive()
         except* _Left:
             pass
@@ -327,15 +328,16 @@ class JobMasterRunner:
             case job_effects.AwaitCancellation(group):
                 self._start_overdue_timer(group)
             case job_effects.ReleasePartitions():
-                self._in_order(effect.taskmanager_id, lambda: self._kept.release(effect))
+                self._lanes.run(effect.taskmanager_id, lambda: self._release(effect))
             case job_effects.FindAttempts():
                 self._begin_to_find(effect)
             case job_effects.PromotePartitions():
-                self._in_order(_PROMOTION, lambda: self._promote(effect))
+                self._lanes.run(_PROMOTION, lambda: self._promote(effect))
             case job_effects.FreeSlots():
-                self._in_order(effect.slots[0].taskmanager_id, lambda: self._free(effect.slots))
+                self._lanes.run(effect.slots[0].taskmanager_id, lambda: self._free(effect.slots))
             case job_effects.PublishState() if is_terminal(effect.state):
-                self._in_order(_END, lambda: self._end(effect.state))
+                self._is_end_safe = asyncio.Event()
+                self._lanes.run(_END, lambda: self._note_end(effect.state))
             case job_effects.PublishState():
                 self._publish(effect.state)
                 if effect.state is JobState.RUNNING:
@@ -386,24 +388,7 @@ class JobMasterRunner:
                 )
                 self.post(job_events.CallFailed(taskmanager_id, cause, attempt))
 
-        self._in_order(taskmanager_id, call)
-
-    def _in_order(self, name: str, action: Callable[[], Awaitable[None]]) -> None:
-        """Runs an action after those that were given for the same lane: a TaskManager, a store."""
-        lane = self._lanes.get(name)
-        if lane is not None:
-            lane.append(action)
-            return
-        self._lanes[name] = deque([action])
-        assert self._tasks is not None, "effects are performed while the actor runs"
-        self._tasks.create_task(self._drain(name))
-
-    async def _drain(self, name: str) -> None:
-        lane = self._lanes[name]
-        while lane:
-            await lane[0]()
-            lane.popleft()
-        del self._lanes[name]
+        self._lanes.run(taskmanager_id, call)
 
     def _deployment(
         self, task: TaskPlan, effect: job_effects.DeployTasks
@@ -447,10 +432,11 @@ class JobMasterRunner:
         await client.deploy_tasks(tasks)
 
     def _begin_to_find(self, effect: job_effects.FindAttempts) -> None:
-        assert self._tasks is not None, "effects are performed while the actor runs"
+        tasks = self._lanes.tasks
+        assert tasks is not None, "effects are performed while the actor runs"
         assert self._search is not None, "who looks for attempts has been told to"
         self._stop_locating()
-        self._locating = self._tasks.create_task(self._search.find(effect))
+        self._locating = tasks.create_task(self._search.find(effect))
 
     def _end_search(self) -> None:
         """Ends what an earlier JobManager has deployed, if the job has ended before that was found."""
@@ -470,7 +456,23 @@ class JobMasterRunner:
         else:
             self.post(job_events.PartitionsPromoted())
 
+    async def _note_end(self, state: JobState) -> None:
+        await self._end(state)
+        assert self._is_end_safe is not None, "it is made where the end begins"
+        self._is_end_safe.set()
+
+    async def _until_end_is_safe(self) -> None:
+        """What a job that ends has is given back behind its end: a JobManager that does not know of that finds all of
+        it as it was, and has nothing to do again."""
+        if self._is_end_safe is not None:
+            await self._is_end_safe.wait()
+
+    async def _release(self, effect: job_effects.ReleasePartitions) -> None:
+        await self._until_end_is_safe()
+        await self._kept.release(effect)
+
     async def _free(self, slots: tuple[Slot, ...]) -> None:
+        await self._until_end_is_safe()
         if not await free_slots(self._cluster, self._job.job_id, slots, self._log):
             self.has_lost_slots = True
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.failover.exceptions_history import ExceptionsHistory
 from jobmanager.failover.restart_counts import KeptFailures
 from jobmanager.graph.execution_attempt import AttemptKey
 from jobmanager.graph.execution_graph import ExecutionGraph
-from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.groups import Groups
 from jobmanager.job.job_parts import JobParts
 from jobmanager.job.job_phases import JobPhase
@@ -32,6 +32,11 @@ class JobMasterViews:
     def ended(self) -> bool:
         """True when the job has reached its end, here at least."""
         return self._phase is JobPhase.ENDED
+
+    @property
+    def unusable_checkpoints(self) -> Collection[int]:
+        """Those that tasks have found damaged."""
+        return self._parts.unusable
 
     @property
     def graph(self) -> ExecutionGraph:
@@ -111,6 +116,6 @@ class JobMasterViews:
         return self._parts.failover.kept(self._parts.groups)
 
     @property
-    def coordinator(self) -> Coordinator | None:
+    def coordinator(self) -> CheckpointCoordinator | None:
         """For views; None where the job takes no checkpoints, or before HEAD is known."""
         return self._parts.wiring.coordinator if self._parts.wiring is not None else None

@@ -214,7 +214,10 @@ class JobRecord:
             return self.left
         own = newest_checkpoint(self._master, self._checkpoint_directory)
         started_from = self._started_from()
-        return own or ("" if started_from is None else started_from.path)
+        if own or started_from is None:
+            return own
+        is_damaged = started_from.checkpoint_id in self._master.unusable_checkpoints
+        return "" if is_damaged else started_from.path
 
     def checkpoints(self) -> client_pb2.ListCheckpointsResponse:
         """The last checkpoints, the newest first."""

@@ -69,6 +69,7 @@ class OperationsRunner:
 
         Raises:
             JobRejected: the id cannot be one, or is another operation's.
+            StreamError: nothing is begun any more.
         """
         if not _ID.fullmatch(wanted.operation_id):
             raise JobRejected(
@@ -77,9 +78,9 @@ class OperationsRunner:
             )
         known = self._operations.get(wanted.operation_id)
         if known is None:
+            self.go_on(wanted, work)
             self._operations[wanted.operation_id] = wanted
             self._forget_old()
-            self.go_on(wanted, work)
             return wanted
         if not known.is_as(wanted):
             raise JobRejected(

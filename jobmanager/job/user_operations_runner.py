@@ -24,8 +24,8 @@ from penstock.storage.checkpoint_properties import (
     CheckpointProperties,
     SavepointFormat,
 )
-from penstock.storage.open_store import substore
 from penstock.storage.savepoint import savepoint_name
+from penstock.storage.store_names import substore
 
 
 class UserOperationsRunner:

@@ -11,10 +11,10 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import structlog
 from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import ConnectionClosedError, KazooException, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
@@ -63,17 +63,36 @@ class ZookeeperRunner:
         self._loop = asyncio.get_running_loop()
         self._tell_loop = tell
         self._client = KazooClient(**_options(config))
+        self._session_s = config.high_availability_zookeeper_client_session_timeout_ms / 1000
+        self._forgetting: asyncio.TimerHandle | None = None
         self._token = uuid.uuid4().hex
         self._node = ""
         self._changed = threading.Event()
         self._is_over = False
         self._contending: threading.Thread | None = None
-        self._log = structlog.get_logger(__name__)
 
     def start(self) -> None:
         """Takes part from now on; what comes of it is told."""
         self._client.add_listener(self._state_changed)
         self._client.start_async()
+
+    def _watch_outage(self, *, is_cut: bool) -> None:
+        """The connection is lost, or there again."""
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._forgetting = (
+            self._loop.call_later(self._session_s, self._forget_transactions) if is_cut else None
+        )
+
+    def _forget_transactions(self) -> None:
+        """Lets servers answer that have lost their data.
+
+        They refuse for ever who has seen a newer transaction than they know of, without a word on the session.
+        An outage that lasts as long as a session is an end of it, or one of the whole ensemble, whose servers catch
+        up before they answer again: so nothing older is seen by this.
+        """
+        if not self._client.connected:
+            self._client.last_zxid = 0
 
     async def say(self, epoch: int) -> None:
         """Says that this JobManager leads, however long that takes."""
@@ -90,6 +109,7 @@ class ZookeeperRunner:
         if self._is_over:
             return
         self._is_over = True
+        self._watch_outage(is_cut=False)
         self._changed.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_TIMEOUT_S):
@@ -98,12 +118,16 @@ class ZookeeperRunner:
     # ------------------------------------------------------------ on threads of kazoo and of this
 
     def _tell(self, event: ElectionEvent) -> None:
+        self._on_loop(partial(self._tell_loop, event))
+
+    def _on_loop(self, call: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(self._tell_loop, event)
+            self._loop.call_soon_threadsafe(call)
 
     def _state_changed(self, state: str) -> None:
         if self._is_over:
             return
+        self._on_loop(partial(self._watch_outage, is_cut=state != KazooState.CONNECTED))
         if state == KazooState.LOST:
             self._tell(SessionLost())
         elif state == KazooState.SUSPENDED:

@@ -203,7 +203,10 @@ class ResultsStore:
         """
         results = self._results.get((job_id, collect_id))
         if results is None:
-            raise StoreNotFound(f"job {job_id} has no collect sink {collect_id!r}")
+            raise StoreNotFound(
+                f"job {job_id} has no rows of {collect_id!r} here: they were held by a JobManager that has ended, or "
+                "the job is not listed any more (jobmanager.retained-jobs): run the job again, or write them to files"
+            )
         if results.reading:
             raise JobRejected(f"collect {collect_id!r} of job {job_id} is being read already")
         if results.taken:

@@ -306,8 +306,9 @@ class TaskManagerClient:
     def _error(self, action: str, error: grpc.aio.AioRpcError) -> StreamError:
         if is_ours(error) or error.code() not in UNANSWERED:
             return error_from_rpc(error)
+        reason = self._channel.refusal or (
+            f"{unanswered(error.code(), error.details())}; it has ended, is cut off or overloaded: its log tells"
+        )
         return TaskManagerLost(
-            f"TaskManager {self.taskmanager_id} at {self.address} did not {action}: "
-            f"{unanswered(error.code(), error.details())}; it has ended, is cut off or overloaded: its "
-            "log tells"
+            f"TaskManager {self.taskmanager_id} at {self.address} did not {action}: {reason}"
         )

@@ -28,6 +28,7 @@ class TaskManagerFacts:
     Attributes:
         packages: installed distributions, "name==version".
         java_version: "17.0.15", "" where there is no Java.
+        version: of Penstock.
     """
 
     taskmanager_id: str
@@ -35,6 +36,7 @@ class TaskManagerFacts:
     cloudpickle_version: str
     packages: tuple[str, ...] = ()
     java_version: str = ""
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +56,20 @@ class CodeStamp:
 def admission_problem(
     stamp: CodeStamp, taskmanagers: Sequence[TaskManagerFacts]
 ) -> StreamError | None:
-    """The first reason against running this code on these TaskManagers; None = there is none."""
+    """The first reason against running this code on these TaskManagers; None = there is none.
+
+    Example: pickles are readable where their Python is.
+        >>> old, new = TaskManagerFacts("tm-1", "3.11.9", "3.1.0"), TaskManagerFacts("tm-2", "3.12.1", "3.1.0")
+        >>> admission_problem(CodeStamp("3.11.4"), [old])
+        >>> print(admission_problem(CodeStamp("3.11.4"), [old, new]))
+        the job was built with Python 3.11, TaskManager tm-2 runs 3.12: submit it with Python 3.12
+    """
     try:
         requirements = [Requirement(text) for text in stamp.requirements]
     except InvalidRequirement as error:
         return JobRejected(f"a requirement is malformed: {error}")
     for facts in taskmanagers:
-        problem = stamp_problem(
-            stamp, facts.python_version, facts.cloudpickle_version, facts.taskmanager_id
-        )
+        problem = _stamp_problem(stamp, facts)
         if problem is not None:
             return problem
         if stamp.needs_java and _java_major(facts.java_version) < JAVA_MIN:
@@ -80,27 +87,19 @@ def admission_problem(
     return None
 
 
-def stamp_problem(
-    stamp: CodeStamp, python_version: str, cloudpickle_version: str, taskmanager_id: str
-) -> ProtocolMismatch | None:
-    """Whether one TaskManager could not read the job's pickles.
-
-    Example: pickles are readable where their Python is.
-        >>> stamp_problem(CodeStamp("3.11.4"), "3.11.9", "3.1.0", "tm-1")
-        >>> print(stamp_problem(CodeStamp("3.12.1"), "3.11.9", "3.1.0", "tm-1"))
-        the job was built with Python 3.12, TaskManager tm-1 runs 3.11: submit it with Python 3.11
-    """
-    ours, theirs = _minor(stamp.python_version), _minor(python_version)
+def _stamp_problem(stamp: CodeStamp, facts: TaskManagerFacts) -> ProtocolMismatch | None:
+    """Whether one TaskManager could not read the job's pickles."""
+    ours, theirs = _minor(stamp.python_version), _minor(facts.python_version)
     if ours and ours != theirs:
         return ProtocolMismatch(
-            f"the job was built with Python {ours}, TaskManager {taskmanager_id} runs {theirs}: "
+            f"the job was built with Python {ours}, TaskManager {facts.taskmanager_id} runs {theirs}: "
             f"submit it with Python {theirs}"
         )
-    if stamp.cloudpickle_version and stamp.cloudpickle_version != cloudpickle_version:
+    if stamp.cloudpickle_version and stamp.cloudpickle_version != facts.cloudpickle_version:
         return ProtocolMismatch(
             f"the job was pickled with cloudpickle {stamp.cloudpickle_version}, TaskManager "
-            f"{taskmanager_id} has {cloudpickle_version}: install "
-            f"cloudpickle=={cloudpickle_version} where the job is submitted"
+            f"{facts.taskmanager_id} has {facts.cloudpickle_version}: install "
+            f"cloudpickle=={facts.cloudpickle_version} where the job is submitted"
         )
     return None
 

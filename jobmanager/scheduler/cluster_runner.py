@@ -133,6 +133,7 @@ class ClusterRunner:
         Raises:
             JobRejected: it says nothing that could be used, a living one elsewhere has its id, or there are as many
                 as there may be.
+            ProtocolMismatch: it speaks another protocol of daemons.
         """
         check_registration(request)
         id, incarnation = request.taskmanager_id, request.incarnation

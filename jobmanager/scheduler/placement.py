@@ -35,14 +35,6 @@ def seat_of(plan: JobPlan, subtask: SubtaskId) -> Seat:
     return Seat(plan.vertex(subtask.vertex).slot_group, subtask.subtask_index)
 
 
-def slots_needed(plan: JobPlan) -> int:
-    """Slots the whole job needs."""
-    widest: dict[str, int] = {}
-    for vertex in plan.vertices:
-        widest[vertex.slot_group] = max(widest.get(vertex.slot_group, 0), vertex.parallelism)
-    return sum(widest.values())
-
-
 def nearest(inputs: Iterable[Mapping[str, int]]) -> str:
     """Where most of what a seat's subtasks read lies; "" = nowhere in particular.
 

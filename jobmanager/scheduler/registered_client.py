@@ -9,8 +9,10 @@ from typing import Protocol
 
 from packaging.version import InvalidVersion, Version
 
+from common.daemon_protocol import check_protocol
 from common.names import require_name
 from common.pb import internal_pb2
+from jobmanager.installed_version import penstock_version
 from jobmanager.messages import job_events
 from jobmanager.partitions.held_partitions import Holdings
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
@@ -65,6 +67,7 @@ class RegisteredTaskManager:
             memory_bytes=self.memory_bytes,
             spill_bytes=self.spill_bytes,
             drained=self.is_drained,
+            version=self.facts.version,
             slots=[
                 client_pb2.SlotDetails(
                     slot_id=slot.slot_id,
@@ -114,6 +117,7 @@ def facts_of(request: internal_pb2.RegisterTaskManagerRequest) -> TaskManagerFac
         request.cloudpickle_version,
         tuple(request.packages),
         request.java_version,
+        request.version,
     )
 
 
@@ -122,6 +126,7 @@ def check_registration(request: internal_pb2.RegisterTaskManagerRequest) -> None
 
     Raises:
         JobRejected: it has no id, incarnation, address, version of Python or slot, or what it has cannot be one.
+        ProtocolMismatch: it speaks another protocol of daemons.
     """
     named = (request.taskmanager_id, request.incarnation, request.rpc_address)
     if not all(named) or request.slots < 1:
@@ -130,6 +135,13 @@ def check_registration(request: internal_pb2.RegisterTaskManagerRequest) -> None
             f"not {', '.join(map(repr, named))}, {request.slots}"
         )
     require_name("taskmanager.id", request.taskmanager_id)
+    check_protocol(
+        f"TaskManager {request.taskmanager_id} at {request.rpc_address}",
+        request.version,
+        request.protocol_version,
+        "this JobManager",
+        penstock_version(),
+    )
     try:
         Version(request.python_version)
     except InvalidVersion as error:

@@ -183,11 +183,6 @@ class SlotPool:
         """Whose requests are in the queue."""
         return tuple(dict.fromkeys(job_id for job_id, _ in self._queue))
 
-    @property
-    def waiting(self) -> int:
-        """Requests in the queue."""
-        return len(self._queue)
-
     def open_requests(self, job_id: str) -> tuple[SlotsRequested, ...]:
         """What groups of a job wait for, the oldest request first."""
         return tuple(request for request in self._queue.values() if request.job_id == job_id)

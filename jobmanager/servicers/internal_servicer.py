@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import structlog
 from typing_extensions import override
 
 from common.pb import internal_pb2, internal_pb2_grpc
+from common.refusal_log import RefusalLog
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
+from jobmanager.installed_version import penstock_version
 from jobmanager.results.results_store import ResultsOverflow, ResultsStore
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.leader_store import LeaderStore
+from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
 from penstock.config import Configuration
-from penstock.errors import Fenced, StoreTransient
+from penstock.errors import Fenced, StoreTransient, StreamError
 
 _PUSH_MARGIN_S = 0.25
 _PUSH_WAIT_MAX_S = 60.0
@@ -42,19 +46,26 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
         self._artifacts = artifacts
         self._results = results
         self._leader = leader
+        self._refusals = RefusalLog(structlog.get_logger(__name__))
 
     @override
     async def RegisterTaskManager(
         self, request: internal_pb2.RegisterTaskManagerRequest, context: Any
     ) -> internal_pb2.RegisterTaskManagerResponse:
         """A TaskManager offers its slots."""
-        kept_slot_ids = self._cluster.register(request)
+        try:
+            kept_slot_ids = self._cluster.register(request)
+        except StreamError as error:
+            self._refusals.tell("taskmanager.refused", request.rpc_address, str(error))
+            raise
         return internal_pb2.RegisterTaskManagerResponse(
             leader_epoch=self._leader.epoch,
             cluster_id=self._leader.cluster_id,
             heartbeat_interval_ms=self._config.heartbeat_interval_ms,
             heartbeat_timeout_ms=self._config.heartbeat_timeout_ms,
             kept_slot_ids=kept_slot_ids,
+            protocol_version=DAEMON_PROTOCOL_VERSION,
+            version=penstock_version(),
         )
 
     @override

@@ -14,7 +14,6 @@ from jobmanager.job.operation_views import operation_message
 from jobmanager.partitions.promoted import newest_named
 from jobmanager.results.results_store import ResultsStore
 from jobmanager.rpc.partition_convert import persisted_details
-from jobmanager.scheduler.admission import CodeStamp, stamp_problem
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.leader_store import LeaderStore
@@ -63,13 +62,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
                 f"{request.protocol_version}, this JobManager (penstock {penstock_version()}) "
                 f"speaks {PROTOCOL_VERSION}: install the same version on both sides"
             )
-        stamp = CodeStamp(request.python_version, request.cloudpickle_version)
-        for facts in self._cluster.facts():
-            problem = stamp_problem(
-                stamp, facts.python_version, facts.cloudpickle_version, facts.taskmanager_id
-            )
-            if problem is not None:
-                raise problem
         return client_pb2.HelloResponse(
             protocol_version=PROTOCOL_VERSION,
             server_version=penstock_version(),

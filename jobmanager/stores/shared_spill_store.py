@@ -23,7 +23,8 @@ from penstock.errors import ConfigurationError, StoreNotFound
 from penstock.partition_id import PartitionId
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 from penstock.storage.object_store import ObjectStore, delete_all
-from penstock.storage.open_store import has_scheme, open_store, substore
+from penstock.storage.open_store import open_store
+from penstock.storage.store_names import has_scheme, substore
 
 _LIST_FORMAT: Final = FrameFormat("a list of promoted partitions", b"PSTKPLST", 1)
 _KEY = "taskmanager.spill.shared-dir"

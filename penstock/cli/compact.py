@@ -11,8 +11,8 @@ import click
 
 from penstock.cli.context import echo, print_json, print_table, reports_errors
 from penstock.cli.describe import size_of
-from penstock.client.job_operations import whole_directory
 from penstock.errors import JobRejected
+from penstock.storage.store_names import whole_name
 from penstock.units import duration_ms, size_bytes
 
 _RUN_DIGITS = 12
@@ -43,7 +43,7 @@ def compact(directory: str, target_size: str, keep: str, as_json: bool) -> None:
     from penstock.connectors.compaction import Plan
     from penstock.connectors.compaction import compact as run
 
-    whole = whole_directory(directory)
+    whole = whole_name(directory)
     if "://" not in whole and not Path(whole).is_dir():
         raise JobRejected(f"{directory}: there is no such directory")
     target_bytes = size_bytes(target_size)

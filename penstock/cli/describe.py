@@ -38,6 +38,12 @@ def summary_fields(summary: client_pb2.JobSummary) -> dict[str, Any]:
     }
 
 
+TIME_ENDED = (
+    "event time had ended before it was taken (stop --drain): for windows, joins and timers of event time all rows that "
+    "come from here on are late"
+)
+
+
 def started_fields(started: checkpoint_pb2.StartedFrom) -> dict[str, Any]:
     """What a job was started from, in ``--json`` of ``info``."""
     return {
@@ -46,6 +52,7 @@ def started_fields(started: checkpoint_pb2.StartedFrom) -> dict[str, Any]:
         "claimed": started.claimed,
         "independent_since_checkpoint_id": started.independent_since_checkpoint_id or None,
         "independent_since_ms": started.independent_since_ms or None,
+        "event_time_ended": started.event_time_ended,
         "dropped": [
             {"operator_uid": one.operator_uid, "name": one.name} for one in started.dropped_states
         ],
@@ -62,6 +69,8 @@ def started_lines(started: checkpoint_pb2.StartedFrom) -> list[str]:
     else:
         owned = "still needed: this job has completed no checkpoint of its own"
     lines = [f"started from: {started.path} (checkpoint {started.checkpoint_id}); {owned}"]
+    if started.event_time_ended:
+        lines.append(f"  {TIME_ENDED}")
     lines += [
         f"  left out: state of operator {one.name} (uid {one.operator_uid})"
         for one in started.dropped_states

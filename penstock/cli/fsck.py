@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.context import EXIT_FAILED, echo, print_json, print_table, reports_errors
+from penstock.errors import ConfigurationError
+from penstock.storage.store_names import has_scheme, whole_name, without_slash
 from penstock.units import duration_ms
 
 if TYPE_CHECKING:
@@ -19,9 +21,13 @@ if TYPE_CHECKING:
 
 def _store_name(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     """A path that is there, or the name of another store as it is."""
-    if "://" in value:
-        return value.rstrip("/")
-    path = Path(value)
+    try:
+        name = whole_name(value)
+    except ConfigurationError as error:
+        raise click.BadParameter(str(error)) from error
+    if has_scheme(name):
+        return without_slash(name)
+    path = Path(name)
     if not path.is_dir():
         raise click.BadParameter(f"Directory {value!r} does not exist.")
     return str(path.resolve())
@@ -95,7 +101,7 @@ def _print_report(report: FsckReport, orphans: bool) -> None:
     )
     for job in report.jobs:
         for problem in job.problems:
-            whose = ", ".join(map(str, problem.checkpoints))
+            whose = ", ".join(str(id) for id in problem.checkpoints if id)
             suffix = f" (checkpoint {whose})" if whose else ""
             echo(f"{job.directory}/{problem.path}: {problem.message}{suffix}", err=True)
     listed = [(job, orphan) for job in report.jobs for orphan in job.orphans]

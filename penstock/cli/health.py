@@ -60,6 +60,8 @@ def _who_leads(jobmanager: str | None, as_json: bool) -> None:
 
 def _asked(address: str) -> tuple[bool, str]:
     """Whether a daemon serves, and what it says."""
+    from http import HTTPStatus
+    from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import ProxyHandler, build_opener
 
@@ -70,7 +72,17 @@ def _asked(address: str) -> tuple[bool, str]:
         with opener.open(url, timeout=_TIMEOUT_S) as answer:
             return True, answer.read(4096).decode(errors="replace").strip()
     except HTTPError as error:
-        return False, error.read(4096).decode(errors="replace").strip()
+        with error:
+            if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
+                return False, error.read(4096).decode(errors="replace").strip()
+        raise JobManagerUnreachable(
+            f"what answers at {url} is no daemon of Penstock (HTTP status {error.code}): name the metrics address of one"
+        ) from error
+    except HTTPException as error:
+        raise JobManagerUnreachable(
+            f"what answers at {url} speaks no HTTP: name the metrics address of a daemon, not that of its calls "
+            "(--jobmanager takes that of a JobManager)"
+        ) from error
     except OSError as error:
         raise JobManagerUnreachable(
             f"no daemon answers at {url}: {error}; `penstock cluster status` shows the metrics addresses of a "

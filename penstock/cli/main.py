@@ -21,10 +21,16 @@ from penstock.cli.partitions import partitions
 from penstock.cli.run import plan, run
 from penstock.cli.savepoints import dispose, operation, savepoint, savepoints, state, stop
 from penstock.cli.taskmanagers import drain, taskmanagers
+from penstock.client.protocol import DAEMON_PROTOCOL_VERSION, PROTOCOL_VERSION
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(importlib.metadata.version("penstock"), prog_name="penstock")
+@click.version_option(
+    importlib.metadata.version("penstock"),
+    prog_name="penstock",
+    message=f"%(prog)s, version %(version)s (protocol of clients {PROTOCOL_VERSION}, of daemons "
+    f"{DAEMON_PROTOCOL_VERSION})",
+)
 def main() -> None:
     """Run and operate Penstock jobs."""
     gc.freeze()  # what is imported is no garbage: the end of the process need not look at it

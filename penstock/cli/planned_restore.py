@@ -6,18 +6,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.cli.context import echo, print_table
+from penstock.cli.describe import TIME_ENDED
 from penstock.config import Configuration
 from penstock.graph.restore_check import Fate, RestoreCheck, adopt_key_groups, check_restore
 from penstock.pb import graph_pb2
+from penstock.storage.content_check import check_content
+from penstock.storage.packed_files_store import PackedReader
 from penstock.storage.restore_point import RestorePoint, open_restore_point
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRestore:
-    """What a run would find."""
+    """What a run would find.
+
+    Attributes:
+        is_read: all that the files hold has been read, and is what was written.
+    """
 
     point: RestorePoint
     check: RestoreCheck
+    is_read: bool
 
     def fields(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -25,6 +33,7 @@ class PlannedRestore:
             "path": self.point.uri,
             "checkpoint_id": self.point.manifest.checkpoint_id,
             "is_savepoint": self.point.is_savepoint,
+            "event_time_ended": self.point.has_ended_time,
             "refused": bool(self.check.refusals),
             "problems": list(self.check.problems),
             "states": [
@@ -62,6 +71,12 @@ class PlannedRestore:
                 "a risk: the uids of these operators were made from their place in the graph, and change with it: "
                 f"{', '.join(generated)}; give each the uid shown here with .uid('...')"
             )
+        if self.point.has_ended_time:
+            echo(f"a risk: {TIME_ENDED}")
+        if not self.is_read:
+            echo(
+                f"its files were not read; whether they are undamaged says: penstock fsck {self.point.uri}"
+            )
         for problem in self.check.refusals:
             echo(f"refused: {problem}")
 
@@ -70,7 +85,7 @@ def planned_restore(graph: graph_pb2.JobGraph) -> PlannedRestore | None:
     """What a run of the job would find; None = it starts from nothing.
 
     Raises:
-        JobRejected: there is nothing to start from.
+        JobRejected: there is nothing to start from, or it is damaged.
         StoreTransient: it cannot be read now.
     """
     config = Configuration.from_mapping(dict(graph.config))
@@ -84,4 +99,5 @@ def planned_restore(graph: graph_pb2.JobGraph) -> PlannedRestore | None:
         ignores_unclaimed=config.execution_state_recovery_ignore_unclaimed,
         backend=config.state_backend_type,
     )
-    return PlannedRestore(point, check)
+    is_read = check_content(point, PackedReader(point.store, point.manifest))
+    return PlannedRestore(point, check, is_read)

@@ -20,6 +20,7 @@ from penstock.cli.describe import size_of, time_of
 from penstock.client.job import TERMINAL_STATES, JobHandle
 from penstock.client.job_operations import FORMATS, operation_of, whole_directory
 from penstock.errors import JobNotFound, JobRejected
+from penstock.storage.store_names import whole_name
 
 if TYPE_CHECKING:
     from penstock.storage.stored_state import KeptState
@@ -157,7 +158,7 @@ def savepoints(directory: str, as_json: bool) -> None:
     """List the savepoints in DIR, newest first."""
     from penstock.storage.kept_state import list_savepoints
 
-    found = list_savepoints(whole_directory(directory))
+    found = list_savepoints(whole_name(directory))
     if as_json:
         print_json({"savepoints": [asdict(one) for one in found]})
         return
@@ -214,7 +215,7 @@ def dispose(path: str, force: bool, jobmanager: str | None, as_json: bool) -> No
                 f"has been removed; `penstock cancel {job_id}` ends it"
             )
 
-    uri = whole_directory(path)
+    uri = place_of(whole_name(path))
 
     def check_unneeded() -> None:
         if force:
@@ -245,7 +246,13 @@ def dispose(path: str, force: bool, jobmanager: str | None, as_json: bool) -> No
 @click.argument("path")
 @click.argument("uid", required=False)
 @click.argument("state_name", metavar="[STATE]", required=False)
-@click.option("--limit", type=int, default=20, show_default=True, help="Rows of STATE to print.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Rows of STATE to print.",
+)
 @click.option(
     "--no-count",
     is_flag=True,
@@ -268,14 +275,15 @@ def state(
     """
     from itertools import islice
 
+    from penstock.storage.content_check import check_content
+    from penstock.storage.packed_files_store import PackedReader
     from penstock.storage.restore_point import open_restore_point
-    from penstock.storage.snapshot_files import StoreSnapshotReader
     from penstock.storage.stored_state import stored_rows, stored_states
 
-    point = open_restore_point(whole_directory(path), use="read")
-    reader = StoreSnapshotReader(point.store)
+    point = open_restore_point(whole_name(path), use="read")
+    reader = PackedReader(point.store, point.manifest)
     if uid is not None and state_name is not None:
-        rows = list(islice(stored_rows(point.manifest, reader, uid, state_name), max(0, limit)))
+        rows = list(islice(stored_rows(point.manifest, reader, uid, state_name), limit))
         rows = [{name: _shown(value) for name, value in row.items()} for row in rows]
         if as_json:
             print_json({"path": point.uri, "uid": uid, "state": state_name, "rows": rows})
@@ -287,6 +295,10 @@ def state(
         )
         return
     counted = None if no_count else reader
+    if counted is not None:
+        check_content(
+            point, counted, has_tables=False
+        )  # those are read, and checked, to count their rows
     states = [one for one in stored_states(point.manifest, counted) if uid in (None, one.uid)]
     if uid is not None and not states:
         raise JobRejected(f"{point.uri} holds no state of an operator {uid!r}")

@@ -38,6 +38,7 @@ def taskmanagers(jobmanager: str | None, as_json: bool) -> None:
             "MEMORY",
             "SPILL",
             "HEARTBEAT",
+            "VERSION",
             "DRAINED",
         ],
         [
@@ -50,6 +51,7 @@ def taskmanagers(jobmanager: str | None, as_json: bool) -> None:
                 size_of(one.memory_bytes),
                 size_of(one.spill_bytes),
                 time_of(one.last_heartbeat_ms),
+                one.version,
                 "yes" if one.drained else "",
             ]
             for one in shown
@@ -126,6 +128,7 @@ def taskmanager_fields(shown: client_pb2.TaskManagerDetails) -> dict[str, Any]:
         "held_partitions": shown.held_partitions,
         "held_partitions_bytes": shown.held_partitions_bytes,
         "last_heartbeat_ms": shown.last_heartbeat_ms,
+        "version": shown.version,
         "drained": shown.drained,
         "slots": [
             {

@@ -36,7 +36,6 @@ from penstock.pb import checkpoint_pb2, client_pb2, client_pb2_grpc, graph_pb2
 _CONNECT_TIMEOUT_S = 5.0
 _CALL_TIMEOUT_S = 30.0
 _LEADER_TIMEOUT_S = 60.0
-_LEADER_PAUSE_S = 0.1
 _UPLOAD_TIMEOUT_S = 600.0
 _CHECKPOINT_TIMEOUT_S = 600.0
 _SAVEPOINT_TIMEOUT_S = 1_200.0
@@ -92,22 +91,15 @@ class Client:
 
     # ------------------------------------------------------------ calls
 
-    def hello(
-        self, python_version: str = "", cloudpickle_version: str = ""
-    ) -> client_pb2.HelloResponse:
-        """Who leads the cluster, and whether it could run code of these versions.
-
-        Args:
-            python_version: "3.11"; "" = nothing will be submitted.
-            cloudpickle_version: likewise.
+    def hello(self) -> client_pb2.HelloResponse:
+        """Who leads the cluster.
 
         Raises:
             JobManagerUnreachable: nobody answers at any address.
             ProtocolMismatch: another version, or no JobManager.
             Unauthenticated: the token is missing or wrong.
         """
-        request = greeting(python_version, cloudpickle_version)
-        return self._call(lambda stub: stub.Hello, request)
+        return self._call(lambda stub: stub.Hello, greeting())
 
     def upload_artifacts(self, artifacts: Iterable[Uploadable]) -> int:
         """Uploads what the JobManager does not have yet.

@@ -91,28 +91,36 @@ def open_channel(
     return grpc.secure_channel(address, credentials, options=own)
 
 
+def speaks_tls(address: str) -> bool:
+    """Whether somebody at an address speaks TLS; False where nobody is there."""
+    host, port = parse_address(address)
+    try:
+        with (
+            socket.create_connection((host, port), _LOOK_TIMEOUT_S) as sock,
+            _curious().wrap_socket(sock, server_hostname=host),
+        ):
+            return True
+    except OSError:
+        return False
+
+
 def why_no_channel(address: str, tls: ClientTls | None) -> str:
     """What TLS has to do with it that a JobManager could not be reached, "" = nothing."""
+    if tls is None:
+        told = f"it speaks TLS only: set security.ssl.client.enabled: true and {_CA_SETTING}"
+        return told if speaks_tls(address) else ""
     host, port = parse_address(address)
-    context = _curious() if tls is None else tls.context()
+    context = tls.context()
     try:
         with socket.create_connection((host, port), _LOOK_TIMEOUT_S) as sock:
             try:
                 with context.wrap_socket(sock, server_hostname=host):
-                    pass
+                    return ""
             except OSError as error:
                 reason = why_failed(error, host, _CA_SETTING)
-            else:
-                reason = ""
     except OSError:
         return ""  # nobody is there at all
-    if tls is not None:
-        return reason.replace(
-            SPEAKS_NO_TLS, "it speaks no TLS: leave out security.ssl.client.enabled"
-        )
-    if reason:
-        return ""  # it speaks no TLS either
-    return f"it speaks TLS only: set security.ssl.client.enabled: true and {_CA_SETTING}"
+    return reason.replace(SPEAKS_NO_TLS, "it speaks no TLS: leave out security.ssl.client.enabled")
 
 
 def _curious() -> ssl.SSLContext:

@@ -42,8 +42,6 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # A client talks to local or internal addresses: never through a web proxy.
-    ("grpc.enable_http_proxy", 0),
 ]
 
 
@@ -204,7 +202,7 @@ class LeaderConnection:
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolMismatch(
                 f"{prefix}what answers there is no JobManager of this version ({call.details()}): "
-                "check the address, and install the same version on both sides"
+                "check the address, which may be a TaskManager's, and install the same version on both sides"
             )
         return error_from_rpc(error)
 

@@ -9,18 +9,10 @@ from penstock.errors import ProtocolMismatch
 from penstock.pb import client_pb2
 
 
-def greeting(python_version: str = "", cloudpickle_version: str = "") -> client_pb2.HelloRequest:
-    """What a client says first.
-
-    Args:
-        python_version: "3.11"; "" = nothing will be submitted.
-        cloudpickle_version: likewise.
-    """
+def greeting() -> client_pb2.HelloRequest:
+    """What a client says first."""
     return client_pb2.HelloRequest(
-        protocol_version=PROTOCOL_VERSION,
-        client_version=_version_of("penstock"),
-        python_version=python_version,
-        cloudpickle_version=cloudpickle_version,
+        protocol_version=PROTOCOL_VERSION, client_version=_version_of("penstock")
     )
 
 

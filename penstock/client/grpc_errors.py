@@ -70,18 +70,21 @@ calls that are under way."""
 UNANSWERED: Final = frozenset({_Status.UNAVAILABLE, _Status.DEADLINE_EXCEEDED, _Status.CANCELLED})
 """Codes that gRPC itself gives to a call that got no answer."""
 
+BROKEN: Final = "the connection broke before an answer came"
+"""Why a call got no answer where somebody had let it in."""
+
 _ENDED_HERE: Final = ("Locally cancelled by application!", "Channel closed!")
 """What gRPC writes of calls that this process has ended itself."""
 
 _REASONS: Final = (
     (("http1", "HTTP proxy"), "something that is not Penstock listens there"),
     (("refused",), "connection refused"),
-    (("DNS", "name resolution", "No address"), "its host name is not known"),
+    (("DNS", "name resolution", "No address", "lookup"), "its host name is not known"),
     (("No route", "unreachable"), "there is no route to its host"),
     (("ping", "keepalive", "timed out", "Timeout"), "the connection was silent for too long"),
     (
         ("Socket closed", "reset", "Broken pipe", "GOAWAY", "EOF", "shutdown"),
-        "the connection broke before an answer came",
+        BROKEN,
     ),
     (("CANCELLED", "Cancelled"), "the other side ended before it answered"),
 )

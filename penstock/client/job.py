@@ -7,12 +7,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
-import pyarrow as pa
 from typing_extensions import override
 
 from penstock.client.collected import CollectedRows
@@ -22,9 +21,14 @@ from penstock.client.job_logs import AttemptLog, attempt_logs
 from penstock.client.job_metrics import job_metrics
 from penstock.client.job_operations import FORMATS, Operation, operation_of, whole_directory
 from penstock.client.job_result import JobResult, job_result, result_of, state_name
+from penstock.client.restart_notes import INTERVAL_MS as RESTARTS_INTERVAL_MS
+from penstock.client.restart_notes import RestartNotes
 from penstock.client.termination import Terminated
 from penstock.errors import StreamError
-from penstock.pb import checkpoint_pb2, client_pb2
+from penstock.pb import client_pb2
+
+if TYPE_CHECKING:
+    from penstock.client.client import Client
 
 ProgressCallback = Callable[[client_pb2.JobDetails], object]
 
@@ -33,66 +37,6 @@ TERMINAL_STATES = frozenset(
 )
 _WATCH_INTERVAL_MS = 200
 _TERMINATION_TIMEOUT_S = 10.0
-
-
-class JobClient(Protocol):
-    """What a job handle needs of ``penstock.client.client.Client``."""
-
-    def job(self, job_id: str) -> client_pb2.JobDetails:
-        """Details of one job."""
-
-    def watch(self, job_id: str, interval_ms: int = 0) -> Iterator[client_pb2.JobDetails]:
-        """Details at once, at changes, and every interval; ends after a terminal state."""
-
-    def cancel(self, job_id: str) -> None:
-        """Begins to cancel a job."""
-
-    def checkpoint(
-        self, job_id: str, timeout_s: float | None = None, operation_id: str = ""
-    ) -> int:
-        """Takes a checkpoint; its id."""
-
-    def savepoint(
-        self,
-        job_id: str,
-        directory: str,
-        operation_id: str,
-        format: checkpoint_pb2.SavepointFormat.ValueType,
-        timeout_s: float | None = None,
-    ) -> client_pb2.OperationDetails:
-        """Takes a savepoint."""
-
-    def stop(
-        self,
-        job_id: str,
-        directory: str,
-        operation_id: str,
-        *,
-        drain: bool = False,
-        format: checkpoint_pb2.SavepointFormat.ValueType = checkpoint_pb2.SAVEPOINT_FORMAT_NATIVE,
-        timeout_s: float | None = None,
-    ) -> client_pb2.OperationDetails:
-        """Stops a job with a savepoint."""
-
-    def operation(self, job_id: str, operation_id: str) -> client_pb2.OperationDetails:
-        """What has become of something that was asked of a job."""
-
-    def checkpoints(self, job_id: str) -> client_pb2.ListCheckpointsResponse:
-        """The last checkpoints of a job."""
-
-    def exceptions(self, job_id: str) -> client_pb2.ListExceptionsResponse:
-        """The last failures of a job."""
-
-    def fetch_results(self, job_id: str, collect_id: str) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Rows of a collect sink."""
-
-    def logs(
-        self, job_id: str, vertex: str = "", subtask_index: int = -1
-    ) -> Iterator[client_pb2.LogChunk]:
-        """What attempts have written, in pieces."""
-
-    def close(self) -> None:
-        """Ends every call that is under way."""
 
 
 class JobHandle:
@@ -105,7 +49,7 @@ class JobHandle:
     """
 
     def __init__(
-        self, client: JobClient, job_id: str, collected: Sequence[CollectedRows] = ()
+        self, client: Client, job_id: str, collected: Sequence[CollectedRows] = ()
     ) -> None:
         self._client = client
         self._job_id = job_id
@@ -311,13 +255,13 @@ class JobHandle:
     ) -> client_pb2.JobDetails:
         deadline = None if timeout is None else time.monotonic() + timeout
         is_observed = on_progress is not None or deadline is not None or self._ends_with_rows
-        interval_ms = _WATCH_INTERVAL_MS if is_observed else 0
+        interval_ms = _WATCH_INTERVAL_MS if is_observed else RESTARTS_INTERVAL_MS
+        tell = RestartNotes() if on_progress is None else on_progress
         if timeout is not None:
             interval_ms = max(1, min(interval_ms, int(timeout * 1000)))
         state = "unknown"
         for details in self._client.watch(self._job_id, interval_ms):
-            if on_progress is not None:
-                on_progress(details)
+            tell(details)
             if self._noted(details).summary.state in TERMINAL_STATES:
                 return details
             if self._ends_with_rows and not self._has_all_rows and drains.have_all():
@@ -406,7 +350,7 @@ class _Drains:
         if self._errors:
             raise self._errors[0]
 
-    def stop(self, client: JobClient) -> None:
+    def stop(self, client: Client) -> None:
         """Gives up: ends the calls of the threads, and with them the threads."""
         if any(thread.is_alive() for thread in self._threads):
             client.close()  # it connects again when it is used

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 
 from penstock.pb import checkpoint_pb2, client_pb2
-
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+from penstock.storage.store_names import whole_name
 
 FORMATS = {
     "native": checkpoint_pb2.SAVEPOINT_FORMAT_NATIVE,
@@ -64,7 +62,4 @@ def whole_directory(directory: str | os.PathLike[str] | None) -> str:
     """The name of a directory as every process understands it; "" = the configured one."""
     if directory is None or not os.fspath(directory):
         return ""
-    named = os.fspath(directory)
-    if _SCHEME.match(named):
-        return named
-    return os.path.abspath(os.path.expanduser(named))  # noqa: PTH100, PTH111 - text in, text out
+    return whole_name(directory)

@@ -21,6 +21,8 @@ from penstock.printable import in_one_line
 
 REFRESH_MS = 250
 _LINE_INTERVAL_S = 2.0
+_UNHEARD_S = 5.0
+"""A JobManager that takes over hears of all rows within some heartbeats."""
 _FAILURE_MAX_CHARS = 120
 _REAL_WATERMARKS = range(-(2**62), 2**62)
 
@@ -31,10 +33,16 @@ class ProgressDisplay:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._console = Console(file=stream, stderr=stream is None, highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._last_line_at_s = 0.0
+        self._begin("")
+
+    def _begin(self, job_id: str) -> None:
+        """What follows is another job's."""
+        self._job_id = job_id
         self._last_rows: int | None = None
         """None = what comes next was read before: whoever leads now has not heard of it yet."""
-        self._last_at_s = time.monotonic()
-        self._last_line_at_s = 0.0
+        self._last_at_s = self._known_at_s = time.monotonic()
+        self._known_rows, self._restarts = 0, 0
         self._last_state = -1
         self._rate = 0.0
 
@@ -54,9 +62,10 @@ class ProgressDisplay:
 
     def __call__(self, details: client_pb2.JobDetails) -> None:
         """Shows the newest details; the job's id first of all."""
-        if self._last_state == -1:
-            self._last_rows, self._last_at_s = rows_read(details), time.monotonic()
-            summary = details.summary
+        summary = details.summary
+        if self._job_id != summary.job_id:
+            self._begin(summary.job_id)
+            self._last_rows = rows_read(details)
             self._console.print(
                 Text(in_one_line(f"{summary.name}: job {summary.job_id}")), soft_wrap=True
             )
@@ -72,7 +81,8 @@ class ProgressDisplay:
             self._console.print(Text(line), soft_wrap=True)
 
     def _line(self, details: client_pb2.JobDetails) -> str:
-        now_s, rows = time.monotonic(), rows_read(details)
+        now_s = time.monotonic()
+        rows = self._known(details, now_s)
         elapsed_s = now_s - self._last_at_s
         if self._last_rows is None:
             self._last_rows, self._last_at_s = rows or None, now_s
@@ -103,6 +113,14 @@ class ProgressDisplay:
         if details.HasField("failure") and details.summary.state not in TERMINAL_STATES:
             parts.append(_last_failure(details.failure))
         return in_one_line("  ".join(parts))
+
+    def _known(self, details: client_pb2.JobDetails, now_s: float) -> int:
+        """Rows read; without a restart they become fewer only where another JobManager has not heard of all of them yet."""
+        rows, restarts = rows_read(details), details.summary.restarts
+        is_news = rows >= self._known_rows or restarts != self._restarts
+        if is_news or now_s - self._known_at_s > _UNHEARD_S:
+            self._known_rows, self._restarts, self._known_at_s = rows, restarts, now_s
+        return self._known_rows
 
 
 def _last_failure(failure: client_pb2.FailureCause) -> str:

@@ -7,6 +7,10 @@ from typing import Final
 PROTOCOL_VERSION = 1
 """Counts incompatible changes of the gRPC services; ``Hello`` refuses another one."""
 
+DAEMON_PROTOCOL_VERSION = 3
+"""Counts incompatible changes of what daemons say to each other, calls and rows: a TaskManager registers with a
+JobManager that speaks the same one only. Here, so that ``penstock --version`` tells it before an upgrade."""
+
 MESSAGE_SIZE_MAX_BYTES = 64 * 1024 * 1024
 """Largest gRPC message either side sends or takes."""
 
@@ -25,6 +29,8 @@ TRANSPORT_OPTIONS: Final = (
     ("grpc.max_send_message_length", MESSAGE_SIZE_MAX_BYTES),
     ("grpc.max_metadata_size", METADATA_SIZE_MAX_BYTES),
     ("grpc.http2.bdp_probe", 0),
+    # Daemons are called at local or internal addresses: never through a web proxy.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
 )
 """Of every channel and server of gRPC."""

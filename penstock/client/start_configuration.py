@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from penstock.errors import ConfigurationError, JobRejected
+from penstock.storage.store_names import whole_name
 
 _PREFIX: Final = "execution.state-recovery."
 _ABOUT_A_PATH: Final = {
@@ -42,7 +42,7 @@ def start_configuration(
         text = os.fspath(path)
         if not text:
             raise JobRejected("the path of a savepoint or checkpoint to start from is empty")
-        found[f"{_PREFIX}path"] = text if "://" in text else str(Path(text).absolute())
+        found[f"{_PREFIX}path"] = whole_name(text)
     if claim:
         found[f"{_PREFIX}claim-mode"] = "claim"
     if in_doubt is not None:

@@ -5,26 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
+from penstock.client.artifacts import LocalArtifact
 from penstock.client.protocol import (
     CHUNK_SIZE_BYTES,
 )
 from penstock.pb import client_pb2, graph_pb2
 
-
-class LocalContent(Protocol):
-    """An artifact whose content is in this process."""
-
-    @property
-    def id(self) -> str:
-        """sha256 of the content, hex."""
-
-    def chunks(self, chunk_bytes: int) -> Iterator[bytes]:
-        """The content in pieces."""
-
-
-Uploadable = LocalContent | tuple[graph_pb2.Artifact, Path]
+Uploadable = LocalArtifact | tuple[graph_pb2.Artifact, Path]
 
 
 def artifact_id_of(artifact: Uploadable) -> str:

@@ -32,6 +32,20 @@ SECRET_KEYS = {"s3.access-key": "AWS_ACCESS_KEY_ID", "s3.secret-key": "AWS_SECRE
 
 _OF_EACH_PROCESS = ("s3.", "security.")
 
+_OF_DAEMONS_ALONE = frozenset(
+    {
+        *(f"jobmanager.{key}" for key in ("rpc.address", "taskmanagers.max", "retained-jobs")),
+        *(f"jobmanager.{key}" for key in ("failure-enrichers", "storage.dir")),
+        *(f"taskmanager.{key}" for key in ("host", "data.port", "numberOfTaskSlots", "spill.dir")),
+        *(
+            f"{daemon}.{key}"
+            for daemon in ("jobmanager", "taskmanager")
+            for key in ("id", "rpc.port", "bind-host", "metrics.port", "logs.max-size")
+        ),
+    }
+)
+"""Keys that say what a daemon is when it starts."""
+
 DEFAULT_CHECKPOINT_INTERVAL_MS = 10_000
 """Committing sinks need checkpoints: in streaming mode they are on unless they are turned off."""
 
@@ -299,6 +313,14 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys, S
             if not is_of_restart_strategy(key)
         }
         return self.from_mapping({**kept, **keys})
+
+    def said_in_vain(self) -> list[str]:
+        """The keys that are set and that no job can change, since the daemons run already.
+
+        >>> Configuration.from_mapping({"taskmanager.numberOfTaskSlots": 4, "state.backend.type": "rocksdb"}).said_in_vain()
+        ['taskmanager.numberOfTaskSlots']
+        """
+        return sorted(_OF_DAEMONS_ALONE & self.to_mapping().keys())
 
     def of_job(self) -> dict[str, str]:
         """``to_mapping`` without what is a matter of each process, and may be secret: how it reaches S3, whom it believes,

@@ -220,10 +220,11 @@ class DaemonKeys(BaseModel):
         description="Exchange data over Unix sockets where both slots are on one host.",
     )
     network_credit_bytes: SizeBytes = Field(
-        2 << 20,
+        1 << 20,
         ge=1024,
         alias="taskmanager.network.credit-per-channel",
-        description="Bytes that may be under way or unread per channel of an exchange.",
+        description="Bytes that may be under way or unread per channel of an exchange; more where an input has few "
+        "channels: twice as many of its only one, up to eight times as many through gateways.",
     )
     print_to_terminal: bool = Field(
         False,

@@ -13,9 +13,11 @@ SPARK_PREFIX = "spark."
 SPARK_OWN_KEYS = "spark.*"
 """Stands for all keys that begin so."""
 
+CASE_SENSITIVE = "spark.sql.caseSensitive"
+
 PINNED = {
     "spark.sql.ansi.enabled": "true",
-    "spark.sql.caseSensitive": "true",
+    CASE_SENSITIVE: "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.files.ignoreMissingFiles": "false",
@@ -101,6 +103,8 @@ def spark_problem(own: Mapping[str, str], directory: str) -> str:
     master, remote = own.get("spark.master", ""), own.get("spark.remote", "")
     if master and remote:
         return "spark.master and spark.remote are two places for Spark: set one of them"
+    if "session_id=" in remote:
+        return "spark.remote names a session: leave session_id= out, each slot with Spark stages opens one and closes it"
     if remote:
         fixed = sorted(
             key for key in own if key != "spark.remote" and not key.startswith("spark.sql.")

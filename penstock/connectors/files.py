@@ -21,12 +21,14 @@ from penstock.connectors.listing import (
     partition_values,
 )
 from penstock.connectors.messages import name_list, nearest_name, os_reason
+from penstock.connectors.partition_columns import with_partition_columns
 from penstock.connectors.text_options import DEFAULTS, TextOptions
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
 from penstock.rows.column_types import first_of_type, is_calendar_interval, is_extension
 from penstock.rows.schema import EVENT_TIME, schema_to_bytes
 from penstock.storage.open_store import is_s3
+from penstock.storage.store_names import has_scheme
 
 _log = logging.getLogger("penstock")
 
@@ -37,8 +39,6 @@ DEFAULT_DELAY_MS = 60_000
 MIN_SIZE_BYTES_MAX = 16 << 20
 """Of rows that a checkpoint carries on for one file: they are in memory and in every checkpoint."""
 
-_INT32_MAX = 2**31 - 1
-_INT64_MAX = 2**63 - 1
 _UNFIT = {
     "csv": (pa.types.is_nested, is_calendar_interval, is_extension),
     "parquet": (is_calendar_interval,),
@@ -82,7 +82,9 @@ def file_source(
     is_declared = schema is not None
     if schema is None:
         schema = infer_schema(format, [file.path for file in files], options)
-        schema = _with_partition_columns(schema, location, files)
+        if is_directory(location):
+            found = {file.path: partition_values(location, file.path) for file in files}
+            schema = with_partition_columns(schema, found, options.optional)
     else:
         schema = plain_schema(schema)
     _check_names(schema, location)
@@ -190,6 +192,7 @@ def _absolute_path(path: str | os.PathLike[str]) -> str:
     if not isinstance(path, str | os.PathLike):
         raise JobRejected(f"a path is a text or a pathlib.Path, got {path!r}")
     text = os.fspath(path)
+    has_scheme(text)  # s3:/bucket would be a directory of this one
     scheme, separator, rest = text.partition("://")
     if separator and scheme == "file":
         text = rest
@@ -254,34 +257,6 @@ def _existing_files(location: str, *, watch: bool, schema_given: bool) -> list[L
     raise JobRejected(f"{location}: {where} ({hidden})")
 
 
-def _with_partition_columns(
-    schema: pa.Schema, location: str, files: Sequence[ListedFile]
-) -> pa.Schema:
-    """The schema and the columns that directories called ``key=value`` add, as pyarrow infers them."""
-    if not is_directory(location):
-        return schema
-    values: dict[str, list[str | None]] = {}
-    for file in files:
-        for key, value in partition_values(location, file.path).items():
-            values.setdefault(key, []).append(value)
-    for key, found in values.items():
-        field = pa.field(key, _partition_type(found))
-        index = schema.get_field_index(key)
-        schema = schema.append(field) if index < 0 else schema.set(index, field)
-    return schema
-
-
-def _partition_type(values: Sequence[str | None]) -> pa.DataType:
-    """Integers where all values are integers, else strings."""
-    present = [value for value in values if value is not None]
-    if not present or not all(value.lstrip("-").isdecimal() for value in present):
-        return pa.string()
-    largest = max(abs(int(value)) for value in present)
-    if largest > _INT64_MAX:
-        return pa.string()
-    return pa.int32() if largest <= _INT32_MAX else pa.int64()
-
-
 def _check_names(schema: pa.Schema, location: str) -> None:
     names = schema.names
     if not names:
@@ -300,9 +275,20 @@ def _check_readable_types(format: str, schema: pa.Schema) -> None:
     """Refuses types that the text parsers do not know, before a cluster finds out."""
     if format not in ("csv", "json"):
         return
-    from penstock.connectors.text_parsing import json_parse_schema, parse_csv, parse_json
+    from penstock.connectors.text_parsing import (
+        json_parse_schema,
+        nested_type_of_text,
+        parse_csv,
+        parse_json,
+    )
 
     for field in schema:
+        inner = nested_type_of_text(field.type) if format == "json" else None
+        if inner is not None:
+            raise JobRejected(
+                f'column "{field.name}": inside of {field.type}, JSON cannot be read as {inner}; read it as string '
+                "there and convert it in a function"
+            )
         try:
             if format == "csv":
                 parse_csv(b"0\n", [field.name], {field.name: field.type})

@@ -10,18 +10,26 @@ from __future__ import annotations
 import csv
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.connectors.differing_files import told_differences
+from penstock.connectors.inferred_numbers import (
+    json_objects,
+    lossy_json,
+    lossy_text,
+    may_lose_digits,
+)
 from penstock.connectors.input_files import open_input
 from penstock.connectors.json_shape import JsonShape, NotTabularJsonError, detect_shape
 from penstock.connectors.json_times import infer_json_schema
 from penstock.connectors.messages import delimiter_hint, name_list, os_reason, shorten
 from penstock.connectors.text_options import DEFAULTS, TextOptions, read_head
-from penstock.connectors.text_parsing import csv_convert_options, is_utf8
+from penstock.connectors.text_parsing import csv_convert_options, utf8_problem
 from penstock.errors import JobRejected
 
 SAMPLED_FILES_MAX = 16
@@ -46,25 +54,48 @@ def infer_schema(format: str, paths: Sequence[str], options: TextOptions = DEFAU
     Raises:
         JobRejected: a file cannot be read, has no columns, or the files do not fit together.
     """
-    sampled = [paths[0]]
-    merged = file_schema(format, paths[0], options)
-    for path in paths[1:SAMPLED_FILES_MAX]:
-        schema = file_schema(format, path, options)
-        if schema is None:
+    samples: dict[str, _Sample] = {}
+    merged: pa.Schema | None = None
+    for path in paths[:SAMPLED_FILES_MAX]:
+        sample = _sample(format, path, options)
+        if sample is None:
             continue
         merged = (
-            schema
+            sample.schema
             if merged is None
-            else _merge(format, merged, schema, options.optional, older=sampled[0], newer=path)
+            else _merge(
+                format,
+                merged,
+                sample.schema,
+                options.optional,
+                older=next(iter(samples)),
+                newer=path,
+            )
         )
-        sampled.append(path)
+        samples[path] = sample
     if merged is None:
         raise JobRejected(
             f"{name_list(paths, limit=3)}: there are no rows to infer a schema from; give schema="
         )
+    for path, sample in samples.items():
+        _check_digits(path, sample.lossy(merged))
+    for told in told_differences({path: sample.schema for path, sample in samples.items()}, merged):
+        _log.warning("%s", told)
     if format in ("parquet", "arrow"):
         return merged
     return pa.schema([pa.field(field.name, _settled_type(field.type)) for field in merged])
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """What the beginning of a file shows.
+
+    Attributes:
+        lossy: the first integer that would be another number with the types of a schema, as (column, text).
+    """
+
+    schema: pa.Schema
+    lossy: Callable[[pa.Schema], tuple[str, str] | None] = lambda _: None
 
 
 def file_names(format: str, path: str, options: TextOptions) -> list[str] | None:
@@ -105,12 +136,18 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 def file_schema(format: str, path: str, options: TextOptions) -> pa.Schema | None:
     """The schema of one file; None where a text file has no rows."""
+    sample = _sample(format, path, options)
+    return None if sample is None else sample.schema
+
+
+def _sample(format: str, path: str, options: TextOptions) -> _Sample | None:
+    """What one file shows; None where a text file has no rows."""
     try:
         if format == "parquet":
-            return _parquet_schema(path)
+            return _Sample(_parquet_schema(path))
         if format == "arrow":
-            return _arrow_schema(path)
-        return _csv_schema(path, options) if format == "csv" else _json_schema(path, options)
+            return _Sample(_arrow_schema(path))
+        return _csv_sample(path, options) if format == "csv" else _json_sample(path, options)
     except OSError as error:
         raise JobRejected(f"{path}: cannot be read: {os_reason(error)}") from error
     except (pa.ArrowException, NotTabularJsonError) as error:
@@ -133,7 +170,7 @@ def _arrow_schema(path: str) -> pa.Schema:
         return plain_schema(pa.ipc.open_stream(file).schema)
 
 
-def _csv_schema(path: str, options: TextOptions) -> pa.Schema | None:
+def _csv_sample(path: str, options: TextOptions) -> _Sample | None:
     from penstock.connectors.csv_structure import row_ends
 
     text = read_head(path, SAMPLE_BYTES, options)
@@ -151,17 +188,54 @@ def _csv_schema(path: str, options: TextOptions) -> pa.Schema | None:
             raise JobRejected(f"{path}: a row is longer than {SAMPLE_BYTES} bytes; give schema=")
         text = text[: ends[-1]]
     if not text.strip():
-        return pa.schema([pa.field(name, pa.null()) for name in names])
-    return _infer_leniently(text, names, options)
+        return _Sample(pa.schema([pa.field(name, pa.null()) for name in names]))
+    schema = _infer_leniently(text, names, options).schema
+    if not may_lose_digits(text):
+        return _Sample(schema)
+    return _Sample(schema, lambda merged: _lossy_csv(text, names, options, merged))
 
 
-def _infer_leniently(text: bytes, names: list[str], options: TextOptions) -> pa.Schema:
-    """The types of the rows with the right number of fields: what to do with others is not decided here."""
+def _lossy_csv(
+    text: bytes, names: list[str], options: TextOptions, merged: pa.Schema
+) -> tuple[str, str] | None:
+    floats = {
+        field.name: pa.string()
+        for field in merged
+        if pa.types.is_floating(field.type) and field.name in names
+    }
+    if not floats:
+        return None
+    columns = _infer_leniently(text, names, options, types=floats)
+    found = ((name, lossy_text(columns[name])) for name in floats)
+    return next(((name, integer) for name, integer in found if integer is not None), None)
+
+
+def _check_digits(path: str, found: tuple[str, str] | None) -> None:
+    if found is not None:
+        column, integer = found
+        raise JobRejected(
+            f'{path}: column "{column}": {integer} is no int64, or stands beside fractions, and would be another '
+            f"number as a float64: give schema=, for example with {column!r} as string, uint64 or decimal128(38, 0), "
+            "or as float64 where the last digits do not count"
+        )
+
+
+def _infer_leniently(
+    text: bytes,
+    names: list[str],
+    options: TextOptions,
+    types: dict[str, pa.DataType] | None = None,
+) -> pa.Table:
+    """The rows with the right number of fields: what to do with others is not decided here.
+
+    Args:
+        types: columns that are made, with their types; None makes all, and infers.
+    """
     from pyarrow import csv as arrow_csv
 
-    convert = csv_convert_options(None, None, options)
+    convert = csv_convert_options(types, None if types is None else list(types), options)
     convert.check_utf8 = False
-    table = arrow_csv.read_csv(
+    return arrow_csv.read_csv(
         pa.BufferReader(text),
         read_options=arrow_csv.ReadOptions(
             use_threads=False, block_size=len(text) + 1, column_names=names
@@ -173,7 +247,6 @@ def _infer_leniently(text: bytes, names: list[str], options: TextOptions) -> pa.
         ),
         convert_options=convert,
     )
-    return table.schema
 
 
 def _csv_head(path: str, text: bytes, options: TextOptions) -> tuple[bytes, list[str] | None]:
@@ -211,10 +284,13 @@ def parse_csv_header(
     ends = row_ends(body, options.delimiter)
     length = int(ends[0]) if len(ends) else len(body)
     header = body[:length]
-    if not is_utf8(header):
-        raise JobRejected(f"{path}:1: the header is not valid UTF-8")
+    if problem := utf8_problem(header):
+        raise JobRejected(f"{path}:1: the header is {problem}")
     line = header.decode().rstrip("\r\n")
-    row = next(csv.reader([line], delimiter=options.delimiter))
+    try:
+        row = next(csv.reader([line], delimiter=options.delimiter))
+    except csv.Error as error:
+        raise JobRejected(f"{path}:1: {_unreadable_header(line, error)}") from error
     if not options.header:
         return [f"f{index}" for index in range(len(row))], mark
     twice = sorted({name for name in row if row.count(name) > 1})
@@ -224,7 +300,16 @@ def parse_csv_header(
     return row, mark + length
 
 
-def _json_schema(path: str, options: TextOptions) -> pa.Schema | None:
+def _unreadable_header(line: str, error: csv.Error) -> str:
+    if "\r" in line:
+        return (
+            "its lines end in carriage returns alone: end them in line feeds, for example with: "
+            "tr '\\r' '\\n'"
+        )
+    return f"the header is no CSV: {error}"
+
+
+def _json_sample(path: str, options: TextOptions) -> _Sample | None:
     from penstock.connectors.json_structure import elements_as_lines, scan_array
 
     length = SAMPLE_BYTES
@@ -247,7 +332,10 @@ def _json_schema(path: str, options: TextOptions) -> pa.Schema | None:
         lines = text[offset:] if len(text) < length else text[offset : text.rfind(b"\n") + 1]
     if not lines.strip():
         return None
-    return _infer_json(path, lines, starts)
+    schema = _infer_json(path, lines, starts)
+    if not may_lose_digits(lines):
+        return _Sample(schema)
+    return _Sample(schema, lambda merged: lossy_json(merged, json_objects(lines, starts)))
 
 
 def _infer_json(path: str, lines: bytes, starts: npt.NDArray[np.int64] | None) -> pa.Schema:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -34,17 +34,18 @@ def arrow_source(artifact_id: str, schema: pa.Schema) -> tuple[graph_pb2.SourceS
     return spec, plain_schema(schema)
 
 
-def rows_to_table(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None = None) -> pa.Table:
+def rows_to_table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None = None) -> pa.Table:
     """Dictionaries as a table.
 
     Args:
-        rows: one dictionary per row; a key that is missing is null.
+        rows: one dictionary per row; a key that is missing is null. A generator is read once, to its end.
         schema: the columns; None infers them from all rows, in order of first appearance.
 
     Raises:
         JobRejected: a row is no dictionary, has an unknown column, or a value does not fit; the
             message names row and column.
     """
+    rows = list(rows)
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise JobRejected(

@@ -117,7 +117,8 @@ class Reader(ABC):
         return None
 
     def next_read_at_ms(self) -> int | None:
-        """After a None: the wall-clock millisecond to ask again at; None = ``ctx.wake`` will tell."""
+        """After a None: the wall-clock millisecond to ask again at; None = ``ctx.wake`` will tell, a second at most
+        goes by without, and less where the source has no ``start`` that could keep it."""
         return None
 
     def min_event_time_ms(self) -> int | None:

@@ -6,6 +6,8 @@ the declared one. Both run pyarrow's parsers on this thread alone.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -35,6 +37,28 @@ def is_utf8(text: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def utf8_problem(text: bytes) -> str:
+    """What is wrong with text that is not UTF-8, and what to do; "" = nothing.
+
+    >>> utf8_problem("1,café".encode("latin-1"))
+    'not valid UTF-8 (byte 0xe9 behind "1,caf"): save the file as UTF-8 (iconv -f LATIN1 -t UTF-8)'
+    """
+    if is_utf8(text):
+        return ""
+    if text.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16, not UTF-8: save the file as UTF-8 (iconv -f UTF-16 -t UTF-8)"
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        before = text[max(0, error.start - 20) : error.start].decode(errors="ignore")
+        place = f'behind "{before}"' if before else "at its start"
+        return (
+            f"not valid UTF-8 (byte 0x{text[error.start]:02x} {place}): save the file as UTF-8 "
+            "(iconv -f LATIN1 -t UTF-8)"
+        )
+    return ""
 
 
 def parse_csv(
@@ -137,10 +161,10 @@ def _check_objects(text: bytes, value_starts: npt.NDArray[np.int64] | None) -> N
 
 
 def json_parse_schema(schema: pa.Schema) -> pa.Schema:
-    """The types to ask pyarrow's JSON parser for: it reads dates and times as numbers only, JSON has text."""
+    """The types to ask pyarrow's JSON parser for: text for what JSON has as text, and the parser reads as something else."""
     return pa.schema(
         [
-            pa.field(field.name, pa.string() if _is_textual_time(field.type) else field.type)
+            pa.field(field.name, pa.string() if _is_text_in_json(field.type) else field.type)
             for field in schema
         ]
     )
@@ -150,15 +174,46 @@ def json_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """What was read with ``json_parse_schema(schema)``, with the types of the schema.
 
     Raises:
-        pa.ArrowInvalid: a text is no date or time of day.
+        pa.ArrowInvalid: a text is no date, no time of day or not base64.
+
+    Example:
+        >>> texts = pa.table({"b": ["YWI=", None]})
+        >>> json_columns(texts, pa.schema([("b", pa.binary())])).to_pylist()
+        [{'b': b'ab'}, {'b': None}]
     """
     columns = [
-        _times_of_day(column, field.type)
-        if pa.types.is_time(field.type)
-        else column.cast(field.type)
-        for column, field in zip(table.columns, schema, strict=True)
+        _from_text(column, field.type) for column, field in zip(table.columns, schema, strict=True)
     ]
     return pa.table(columns, schema=schema)
+
+
+def nested_type_of_text(type_: pa.DataType) -> pa.DataType | None:
+    """A type inside of a nested one that ``json_columns`` makes of text, which it does for whole columns only."""
+    if not pa.types.is_nested(type_):
+        return None
+    for index in range(type_.num_fields):
+        inner = type_.field(index).type
+        found = inner if _is_text_in_json(inner) else nested_type_of_text(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def _from_text(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
+    if pa.types.is_time(type_):
+        return _times_of_day(column, type_)
+    return _bytes(column, type_) if _is_bytes(type_) else column.cast(type_)
+
+
+def _bytes(texts: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
+    try:
+        values = [
+            None if text is None else base64.b64decode(text, validate=True)
+            for text in texts.to_pylist()
+        ]
+    except (binascii.Error, ValueError) as error:
+        raise pa.ArrowInvalid("a text is not base64") from error
+    return pa.chunked_array([pa.array(values, type_)])
 
 
 def _times_of_day(texts: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
@@ -169,5 +224,12 @@ def _times_of_day(texts: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray
     return moments.cast(pa.timestamp(type_.unit)).cast(type_)
 
 
-def _is_textual_time(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_date(type_) or pa.types.is_time(type_))
+def _is_text_in_json(type_: pa.DataType) -> bool:
+    return pa.types.is_date(type_) or pa.types.is_time(type_) or _is_bytes(type_)
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    types = pa.types
+    return (
+        types.is_binary(type_) or types.is_large_binary(type_) or types.is_fixed_size_binary(type_)
+    )

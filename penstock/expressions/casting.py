@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from penstock.rows.time_text import time_texts
+
 Kernel = Callable[[Any], Any]
 """An Arrow array or scalar in, one of the same length out."""
 
@@ -24,6 +26,9 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
     """The function that casts values of one type to another."""
     if source == target:
         return lambda value: value
+    is_text = pt.is_string(target) or pt.is_large_string(target)
+    if is_text and (pt.is_timestamp(source) or pt.is_date(source)):
+        return lambda value: time_texts(value, target)
     if safe:
         direct = _direct(_options(target, truncate=False))
         if not _needs_round_trip(source, target):

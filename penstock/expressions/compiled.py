@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +23,15 @@ from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
 from penstock.expressions.conditionals import Conditional, ReadColumns, needed_parts
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
 from penstock.expressions.literals import adopt, literal_scalar
-from penstock.expressions.mixed_numbers import ROUNDING, of_floats, rounding
-from penstock.expressions.operators import OPERATORS, Apply, item_kernel, operator_kernel
+from penstock.expressions.mixed_numbers import ROUNDING, clocks_problem, of_floats, rounding
+from penstock.expressions.operators import (
+    OPERATORS,
+    SAME_AS_OPERATORS,
+    Apply,
+    function_kernel,
+    item_kernel,
+    operator_kernel,
+)
 from penstock.naming import nearest_hint
 from penstock.rows.column_values import row_text
 from penstock.rows.schema import user_batch, user_schema
@@ -277,15 +285,16 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
             if key is None:
                 raise TypeError("what stands in [] must be a constant")
             return item_kernel(types[0], key)
-        if name in OPERATORS:
-            return operator_kernel(name, types)
+        operator = SAME_AS_OPERATORS.get(name, name)
+        if operator in OPERATORS:
+            return operator_kernel(operator, types)
     except _ARROW_ERRORS as e:
         raise ExpressionError(f"cannot compute {call}: {e}") from e
     if name in COMPARISONS.values():
         return comparison_kernel(name, types)
     chosen = _adopted_options(call, types)
     options = calls.options_object(name, chosen, types[0] if types else None)
-    function = pc.get_function(name).call
+    function = function_kernel(name, types)
     if name in _SEARCHES and types and types[0] in _SEARCHED_FLOATS:
         function = _among_equal_floats(function)
     if name == "is_in" and not _has_null(chosen["value_set"]):
@@ -296,6 +305,8 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
         return rounding(kernel, types)
     if name not in _OF_ONE_TYPE:
         return kernel
+    if problem := clocks_problem(types):
+        raise ExpressionError(f"cannot compute {call}: {problem}")
     return of_floats(kernel, types, 1 if name in _FIRST_STANDS_APART else 0)
 
 
@@ -321,9 +332,9 @@ def _adopted_options(call: Call, types: Sequence[pa.DataType]) -> dict[str, Any]
         return options
     kind = types[0].value_type if pt.is_dictionary(types[0]) else types[0]
     adopted = [adopt(value, kind) for value in values]
-    if call._function == "is_in" and _is_number(kind) and _is_number(values.type):
+    if call._function == "is_in" and _are_exact(kind, values.type):
         # What the column's type cannot hold is in no row.
-        adopted = [value for value in (_whole(v, kind) for v in adopted) if value.type == kind]
+        adopted = [value for value in (_held(v, kind) for v in adopted) if value.type == kind]
     if all(value.type == kind for value in adopted):
         values = pa.array([value.as_py() for value in adopted], kind)
     if values.type in _SEARCHED_FLOATS:
@@ -331,18 +342,29 @@ def _adopted_options(call: Call, types: Sequence[pa.DataType]) -> dict[str, Any]
     return {**options, "value_set": values}
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pt.is_integer(kind) or pt.is_floating(kind))
+def _are_exact(kind: pa.DataType, values: pa.DataType) -> bool:
+    """Whether numbers of both types are compared without rounding: decimals and floats are floats."""
+    if pt.is_decimal(kind) and pt.is_floating(values):
+        return False
+    return all(pt.is_integer(t) or pt.is_floating(t) or pt.is_decimal(t) for t in (kind, values))
 
 
-def _whole(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
-    """A float without a fraction as an integer, where integers are looked for."""
+def _held(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
+    """The same number as a value of the type, if it has one; else as it was."""
     number = value.as_py()
-    if not pt.is_integer(kind) or not isinstance(number, float):
-        return value
-    if not number.is_integer() or abs(number) >= 2**64:
-        return value
-    return adopt(literal_scalar(int(number)), kind)
+    if number is None:
+        return pa.scalar(None, kind)
+    if pt.is_floating(kind) and isinstance(number, Decimal):
+        return pa.scalar(float(number), kind)
+    if pt.is_decimal(kind):
+        try:
+            return pa.scalar(Decimal(number), kind)
+        except pa.ArrowInvalid:
+            return value
+    if pt.is_integer(kind) and not isinstance(number, int) and number == number // 1:
+        whole = int(number)
+        return adopt(literal_scalar(whole), kind) if -(2**63) <= whole < 2**64 else value
+    return value
 
 
 def _decoded(argument: _Bound) -> _Bound:

@@ -37,8 +37,7 @@ def floor_divide(types: Sequence[pa.DataType]) -> Apply:
     kind = _quotient_type(types)
     if pt.is_floating(kind):
         return _of_floats(np.floor_divide, kind)
-    divide, floor = pc.get_function("divide").call, pc.get_function("floor").call
-    return lambda args: floor([divide(args)])
+    return _floor_of_decimals(types, kind)
 
 
 def modulo(types: Sequence[pa.DataType]) -> Apply:
@@ -48,13 +47,34 @@ def modulo(types: Sequence[pa.DataType]) -> Apply:
     kind = _quotient_type(types)
     if pt.is_floating(kind):
         return _of_floats(np.mod, kind)
-    return lambda args: pc.subtract(
-        args[0], pc.multiply(pc.floor(pc.divide(args[0], args[1])), args[1])
-    )
+    floor = _floor_of_decimals(types, kind)
+    return lambda args: pc.subtract(args[0], pc.multiply(floor(args), args[1]))
 
 
 def _quotient_type(types: Sequence[pa.DataType]) -> pa.DataType:
     return pc.divide(*(pa.nulls(1, kind) for kind in types)).type
+
+
+def _floor_of_decimals(types: Sequence[pa.DataType], kind: pa.DataType) -> Apply:
+    """The quotient rounded down. Arrow cuts quotients towards zero at a scale that may be too short to tell
+    -1.00001 from -1, unless the dividend has as many digits behind the point as the divisor.
+
+    >>> from decimal import Decimal
+    >>> digits = pa.decimal128(5, 0), pa.decimal128(5, 3)
+    >>> floor = _floor_of_decimals(digits, _quotient_type(digits))
+    >>> str(floor([pa.scalar(Decimal(-100), digits[0]), pa.scalar(Decimal("99.999"), digits[1])]))
+    '-2.0000'
+    """
+    divide, floor = pc.get_function("divide").call, pc.get_function("floor").call
+    dividend, divisor = types
+    scale = divisor.scale if pt.is_decimal(divisor) else 0
+    if pt.is_decimal(dividend) and dividend.scale + 1 >= scale:
+        return lambda args: floor([divide(args)])
+    wide = pa.decimal256(
+        min(76, (dividend.precision - dividend.scale if pt.is_decimal(dividend) else 20) + scale),
+        scale,
+    )
+    return lambda args: pc.cast(floor([divide([pc.cast(args[0], wide), args[1]])]), kind)
 
 
 def _of_floats(function: np.ufunc, kind: pa.DataType) -> Apply:

@@ -357,6 +357,11 @@ class CaseWhen:
     def __init__(self, cases: tuple[tuple[Expr, Expr], ...]) -> None:
         self._cases = cases
 
+    @override
+    def __repr__(self) -> str:
+        """Messages show it where somebody takes it for an expression."""
+        return "<unfinished ps.when(...): end it with .otherwise(value), or .otherwise(None)>"
+
     def when(self, condition: Any, value: Any) -> CaseWhen:
         """The value for rows for which no condition before was true and this one is."""
         return CaseWhen((*self._cases, (_condition(condition), as_expr(value))))

@@ -1,7 +1,7 @@
 """Where Arrow refuses, or spoils, a number that the result's type does not hold as it is.
 
 Beside a float64 an integer becomes one, rounded where it has more than 53 bits, as in Python; Arrow refuses
-those. A decimal that is rounded up to a digit more than its type has is an error; Arrow may give 0 for it
+those. Times of several zones and units Arrow makes one by their numbers, whatever the units. A decimal that is rounded up to a digit more than its type has is an error; Arrow may give 0 for it
 where other values follow.
 """
 
@@ -37,6 +37,47 @@ def of_floats(kernel: Apply, types: Sequence[pa.DataType], first: int = 0) -> Ap
     values = types[first:]
     is_mixed = pa.float64() in values and any(map(_is_wide, values))
     return _with_rounded(kernel, first) if is_mixed else kernel
+
+
+def beside_unsigned(kernel: Apply, types: Sequence[pa.DataType]) -> Apply:
+    """The kernel with rows that have a null left out where a uint64 stands beside a signed integer.
+
+    Arrow computes with both as int64, and fails for a uint64 beyond it, also beside a null, which is null.
+
+    >>> add = beside_unsigned(pc.get_function("add").call, [pa.uint64(), pa.int8()])
+    >>> add([pa.array([2**63, 1], pa.uint64()), pa.array([None, -1], pa.int8())]).to_pylist()
+    [None, 0]
+    """
+    if not (any(map(pt.is_uint64, types)) and any(map(pt.is_signed_integer, types))):
+        return kernel
+
+    def apply(args: list[Any]) -> Any:
+        try:
+            return kernel(args)
+        except pa.ArrowInvalid:
+            if any(isinstance(arg, pa.Scalar) for arg in args):
+                raise
+            left, right = args
+            both = pc.and_(pc.is_valid(left), pc.is_valid(right))
+            nulls = [pa.scalar(None, arg.type) for arg in args]
+            return kernel([pc.if_else(both, a, n) for a, n in zip(args, nulls, strict=True)])
+
+    return apply
+
+
+def clocks_problem(types: Sequence[pa.DataType]) -> str:
+    """Why values of these types are not to be made one type, "" = they may.
+
+    >>> clocks_problem([pa.timestamp("s", "UTC"), pa.timestamp("ms", "UTC")])
+    ''
+    >>> clocks_problem([pa.timestamp("s", "UTC"), pa.timestamp("ms")])
+    "timestamp[s, tz=UTC] and timestamp[ms] are no times of one zone; cast one first: .cast('timestamp[s, tz=UTC]')"
+    """
+    times = [kind for kind in types if pt.is_timestamp(kind)]
+    for one in times[1:]:
+        if one.tz != times[0].tz and one.unit != times[0].unit:
+            return f"{times[0]} and {one} are no times of one zone; cast one first: .cast('{times[0]}')"
+    return ""
 
 
 def _is_wide(kind: pa.DataType) -> bool:

@@ -1,6 +1,6 @@
 """Python's operators on columns: which kernel an operator means for given types.
 
-Integers never wrap: what does not fit is an error; beside floats they are floats (``mixed_numbers``). Divisions are Python's (``division``), comparisons of
+Integers never wrap: what does not fit is an error, under the names of Arrow's functions too; beside floats they are floats (``mixed_numbers``). Divisions are Python's (``division``), comparisons of
 numbers exact (``comparisons``). ``&`` and ``|`` are SQL's for booleans (null = unknown) and bitwise for
 integers.
 """
@@ -16,7 +16,7 @@ import pyarrow.types as pt
 
 from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
 from penstock.expressions.division import floor_divide, modulo, true_divide
-from penstock.expressions.mixed_numbers import of_floats
+from penstock.expressions.mixed_numbers import beside_unsigned, of_floats
 
 Apply = Callable[[list[Any]], Any]
 """Arrow arrays or scalars in, an array or scalar out."""
@@ -32,12 +32,26 @@ _BITWISE = {"&": "bit_wise_and", "|": "bit_wise_or", "^": "bit_wise_xor", "~": "
 _LOGICAL = {"&": "and_kleene", "|": "or_kleene", "^": "xor", "~": "invert"}
 OPERATORS = frozenset({*_DIRECT, *_BITWISE, *COMPARISONS, "+", "/", "//", "%", "[]"})
 """Names of the operators in ``Call.function``; all other names are functions of pyarrow.compute."""
+SAME_AS_OPERATORS = {"add": "+", "subtract": "-", "multiply": "*", "power": "**", "negate": "neg"}
+"""Functions of pyarrow.compute that wrap integers there, and the operators that they mean here."""
+_CHECKED = {"shift_left": "shift_left_checked", "shift_right": "shift_right_checked"}
+
+
+def function_kernel(name: str, types: Sequence[pa.DataType]) -> Callable[..., Any]:
+    """A function of pyarrow.compute; where it has two forms, that which refuses what it cannot compute.
+
+    >>> function_kernel("divide", [pa.int8(), pa.int8()])([pa.scalar(7), pa.scalar(2)]).as_py()
+    3
+    """
+    if name == "divide" and all(map(pt.is_integer, types)):
+        name = "divide_checked"
+    return _function(_CHECKED.get(name, name))
 
 
 def operator_kernel(symbol: str, types: Sequence[pa.DataType]) -> Apply:
     """What an operator does to arguments of these types (``"[]"`` aside: see ``item_kernel``)."""
     if symbol in _DIRECT:
-        return of_floats(_function(_DIRECT[symbol]), types)
+        return _of_numbers(_function(_DIRECT[symbol]), types)
     if symbol in _BITWISE:
         both_integers = all(map(pt.is_integer, types))
         return _function((_BITWISE if both_integers else _LOGICAL)[symbol])
@@ -46,7 +60,7 @@ def operator_kernel(symbol: str, types: Sequence[pa.DataType]) -> Apply:
     if symbol in COMPARISONS:
         return comparison_kernel(COMPARISONS[symbol], types)
     divisions = {"/": true_divide, "//": floor_divide, "%": modulo}
-    return of_floats(divisions[symbol](types), types)
+    return _of_numbers(divisions[symbol](types), types)
 
 
 def item_kernel(container: pa.DataType, key: pa.Scalar) -> Apply:
@@ -89,7 +103,11 @@ def _of_first(name: str, options: Any) -> Apply:
 def _add(types: Sequence[pa.DataType]) -> Apply:
     if any(map(_is_text, types)):
         return _concatenate(types)
-    return of_floats(_function("add_checked"), types)
+    return _of_numbers(_function("add_checked"), types)
+
+
+def _of_numbers(kernel: Apply, types: Sequence[pa.DataType]) -> Apply:
+    return beside_unsigned(of_floats(kernel, types), types)
 
 
 def _concatenate(types: Sequence[pa.DataType]) -> Apply:

@@ -32,7 +32,7 @@ def columns_used(function: Callable[..., Any], schema: pa.Schema) -> frozenset[s
         schema: of the rows.
 
     Returns:
-        Names of columns; None = cannot tell, it may read all.
+        Names of columns; None = cannot tell, it may read all, or it reads one that is not there.
     """
     found = _code_and_row(function)
     if found is None:
@@ -41,7 +41,8 @@ def columns_used(function: Callable[..., Any], schema: pa.Schema) -> frozenset[s
     if row in code.co_cellvars or not _SEE_THE_FRAME.isdisjoint(code.co_names):
         return None
     names = _names_read(code, row)
-    return None if names is None else frozenset(names & set(schema.names))
+    # Of a row without a column that is asked for, the error says all that it has.
+    return None if names is None or not names.issubset(schema.names) else frozenset(names)
 
 
 def class_attribute(instance: object, name: str) -> Any:

@@ -14,6 +14,7 @@ import pickle
 import platform
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -165,21 +166,26 @@ def _pickled(function: object) -> bytes:
     return buffer.getvalue()
 
 
+_registry = threading.RLock()
+"""Who holds it changes cloudpickle's list of modules, which there is once per process: jobs may be built in several threads."""
+
+
 @contextmanager
 def _pickled_by_value(modules: Sequence[ModuleType]) -> Iterator[None]:
-    already = cloudpickle.list_registry_pickle_by_value()
-    added = [
-        module
-        for module in modules
-        if module.__name__ not in already and sys.modules.get(module.__name__) is module
-    ]
-    for module in added:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
+    with _registry:
+        already = cloudpickle.list_registry_pickle_by_value()
+        added = [
+            module
+            for module in modules
+            if module.__name__ not in already and sys.modules.get(module.__name__) is module
+        ]
         for module in added:
-            cloudpickle.unregister_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in added:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def _culprit(value: object, depth: int) -> str:

@@ -135,11 +135,6 @@ class Process:
     columns: tuple[frozenset[str] | None, ...] = (None,)
     compiled: graph_pb2.CompiledLoop | None = None
 
-    @property
-    def is_keyed(self) -> bool:
-        """Whether it has state per key."""
-        return bool(self.keys)
-
 
 @dataclass(frozen=True, slots=True)
 class Join:

@@ -20,7 +20,6 @@ from penstock.aggregates.aggregate_layout import (
     AggregateLayout,
     GroupColumnSpec,
     SlotKind,
-    aggregate_layout,
 )
 from penstock.aggregates.aggregates import (
     Aggregate,
@@ -133,20 +132,9 @@ def can_pre_aggregate(
 
 
 def partial_schema(
-    input_schema: pa.Schema,
-    keys: Sequence[str],
-    aggregates: Mapping[str, Aggregate],
-    window: graph_pb2.WindowSpec | None = None,
-) -> pa.Schema:
-    """Schema of the partial batches that stand for rows of ``input_schema``."""
-    layout = aggregate_layout(aggregates, input_schema)
-    return partial_schema_of(layout, input_schema, keys, is_window=window is not None)
-
-
-def partial_schema_of(
     layout: AggregateLayout, input_schema: pa.Schema, keys: Sequence[str], *, is_window: bool
 ) -> pa.Schema:
-    """``partial_schema`` for a layout that is already there."""
+    """Schema of the partial batches that stand for rows of ``input_schema``."""
     fields = [
         pa.field(f.name, plain_type(f.type), f.nullable) for f in _key_fields(input_schema, keys)
     ]

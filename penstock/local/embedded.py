@@ -1,24 +1,34 @@
-"""The cluster that a script embeds when it names no address: child processes that end with it."""
+"""The cluster that a script embeds when it names no address: child processes that end with it.
+
+A cluster that nobody can reach any more, as its environment and all that came from it are gone, ends before: a script may
+make hundreds of environments. It stays where a job of it runs, or has left what it can be started from again.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
+import threading
+import weakref
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 from penstock.client.job import TERMINAL_STATES
 from penstock.client.termination import raise_on_termination
 from penstock.config import Configuration
-from penstock.errors import JobRejected
+from penstock.errors import JobManagerUnreachable, JobRejected
 from penstock.graph.persisted import persisted_sources
-from penstock.pb import graph_pb2
+from penstock.pb import client_pb2, graph_pb2
 
 if TYPE_CHECKING:
     from penstock.client.client import Client
     from penstock.local.embedded_cluster import EmbeddedCluster
 
 _SLOTS_MIN = 2
+
+_living: dict[EmbeddedCluster, int] = {}
+"""Cluster -> the process that started it; who takes one out ends it."""
 
 
 def slots_needed(graph: graph_pb2.JobGraph) -> int:
@@ -38,7 +48,6 @@ class EmbeddedClusters:
 
     def __init__(self) -> None:
         self._clusters: list[tuple[EmbeddedCluster, Client]] = []
-        self._owner_pid = os.getpid()
 
     @property
     def clients(self) -> list[Client]:
@@ -82,24 +91,55 @@ class EmbeddedClusters:
     def _start(self, slots: int, config: Configuration) -> Client:
         from penstock.local.embedded_cluster import EmbeddedCluster
 
-        if not self._clusters:
-            self._owner_pid = os.getpid()
-            atexit.register(self.close)
-            raise_on_termination()  # else SIGTERM would end the process without atexit
+        if not _living:
+            atexit.register(_end_all)
+        raise_on_termination()  # else SIGTERM would end the process without atexit
         cluster = EmbeddedCluster(config, slots)
+        _living[cluster] = os.getpid()
         client = cluster.client()
+        # Handles and rows hold the client, too: it is what everybody needs who can still reach the cluster.
+        weakref.finalize(client, _end_unreachable, cluster).atexit = False
         self._clusters.append((cluster, client))
         return client
 
     def close(self) -> None:
         """Ends all clusters; in a process that was forked from theirs it does nothing."""
-        if os.getpid() != self._owner_pid:
-            return
-        atexit.unregister(self.close)
-        while self._clusters:
-            cluster, client = self._clusters.pop()
-            client.close()
-            cluster.close()
+        for cluster, client in self._clusters:
+            if _is_own(cluster):
+                client.close()
+                _end(cluster)
+        self._clusters = [
+            (cluster, client) for cluster, client in self._clusters if cluster in _living
+        ]
+
+
+def _is_own(cluster: EmbeddedCluster) -> bool:
+    """Whether this process has started it, and it has not been ended."""
+    return _living.get(cluster) == os.getpid()
+
+
+def _end(cluster: EmbeddedCluster) -> None:
+    if _is_own(cluster) and _living.pop(cluster, None) is not None:
+        cluster.close()
+
+
+def _end_all() -> None:
+    for cluster in list(_living):
+        _end(cluster)
+
+
+def _end_unreachable(cluster: EmbeddedCluster) -> None:
+    """Called by the garbage collector, wherever that may be: what waits is for a thread."""
+    if _is_own(cluster):
+        threading.Thread(target=_end_idle, args=(cluster,), name="embedded-end").start()
+
+
+def _end_idle(cluster: EmbeddedCluster) -> None:
+    jobs: Sequence[client_pb2.JobSummary] = ()
+    with closing(cluster.client()) as client, suppress(JobManagerUnreachable):
+        jobs = client.jobs(look_again=True)  # of a JobManager that is gone none goes on
+    if all(job.state in TERMINAL_STATES and not job.restorable_from for job in jobs):
+        _end(cluster)
 
 
 def _has_room(client: Client, slots: int) -> bool:

@@ -18,7 +18,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -90,13 +90,24 @@ def sweep_runtime_directories() -> list[Path]:
     return [path for parent in parents for path in sweep_owned_directories(parent, _RUNTIME_PREFIX)]
 
 
-def sweep_work_directories(directory: Path) -> list[Path]:
-    """Removes the work directories of dead TaskManagers; returns what was removed."""
-    return sweep_owned_directories(directory, "taskmanager-")
+def sweep_work_directories(
+    directory: Path, see: Callable[[Path], None] = lambda _: None
+) -> list[Path]:
+    """Removes the work directories of dead TaskManagers; returns what was removed.
+
+    Args:
+        see: is shown each of them before.
+    """
+    return sweep_owned_directories(directory, "taskmanager-", see)
 
 
-def sweep_owned_directories(parent: Path, prefix: str) -> list[Path]:
+def sweep_owned_directories(
+    parent: Path, prefix: str, see: Callable[[Path], None] = lambda _: None
+) -> list[Path]:
     """Removes those of this user's dead processes whose names begin with ``prefix``.
+
+    Args:
+        see: is shown each of them before it goes, where it lies by then.
 
     Returns:
         What was removed.
@@ -112,6 +123,7 @@ def sweep_owned_directories(parent: Path, prefix: str) -> list[Path]:
             break  # whoever holds it is at this too, and so is the next daemon that starts
         if dead is not None:
             swept.append(path)
+            see(dead)
             shutil.rmtree(dead, ignore_errors=True)
     for dead in parent.glob(f"{_DEAD_PREFIX}*"):  # of a sweep that was killed, or is under way
         if _is_own(dead):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.errors import JobRejected
 from penstock.loops.declaration import CompiledSource, compiled_source
 from penstock.loops.dialect import NotCompilable
 from penstock.loops.loop_expressions import LoopSource
@@ -23,6 +24,7 @@ from penstock.loops.names_around import (
 )
 from penstock.loops.shapes import FunctionShape, StateShape, column_kind, limits_of, result_kind
 from penstock.pb import graph_pb2
+from penstock.processing.process_functions import has_on_timer
 from penstock.state.base import State
 from penstock.state.declarations import check_states
 from penstock.state.values import ValueState
@@ -64,6 +66,11 @@ def build_loop(
         written = loop_source(source.tree, shape)
         loop = _message(written, shape, source, constants)
         compiled_loop(loop)
+        if written.asks_for_timers and not has_on_timer(function):
+            raise JobRejected(
+                f"process: {name} asks for timers and has no on_timer, so that nothing would happen at their times: "
+                "write def on_timer(self, timestamp, ctx, out)"
+            )
     except NotCompilable as error:
         raise NotCompilable(
             f"process: {name} is declared with @ps.compiled, and {loop_file(source)}, {error}"

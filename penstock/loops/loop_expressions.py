@@ -88,7 +88,8 @@ class LoopSource:
         passed: results that are a column of the input: name -> its name there.
         results: results that it computes: name -> "int64", "float64", "bool".
         states: attributes of those that it uses.
-        has_timers: it asks for timers.
+        has_timers: it asks for timers, or takes some back.
+        asks_for_timers: it asks for some.
         raised: what it raises itself: name of a built-in exception and text.
     """
 
@@ -99,6 +100,7 @@ class LoopSource:
     results: dict[str, str] = field(default_factory=dict)
     states: list[str] = field(default_factory=list)
     has_timers: bool = False
+    asks_for_timers: bool = False
     raised: list[tuple[str, str]] = field(default_factory=list)
 
 

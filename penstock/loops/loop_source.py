@@ -438,6 +438,7 @@ class _Writer(ExpressionWriter):
         if method not in TIMER_CALLS or len(call.args) != 1 or call.keywords:
             raise refuse(call, f"timers have {', '.join(TIMER_CALLS)}, each with a time in ms")
         self._source.has_timers = True
+        self._source.asks_for_timers |= not method.startswith("delete_")
         value = self._temporary()
         self._write(f"{value} = {self._call('integer', self._value(call.args[0]))}")
         self._check()

@@ -846,6 +846,7 @@ class RetainedCheckpoint(_message.Message):
     STATE_BYTES_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
     HAS_MORE_FILES_FIELD_NUMBER: _builtins.int
+    IS_DAMAGED_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.int
     manifest_path: _builtins.str
     triggered_at_ms: _builtins.int
@@ -854,6 +855,8 @@ class RetainedCheckpoint(_message.Message):
     """Size of all state it refers to."""
     has_more_files: _builtins.bool
     """There are others, or some whose names are not known."""
+    is_damaged: _builtins.bool
+    """A task could not restore its state from it: whoever leads next goes on from an older one as well."""
     @_builtins.property
     def files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Final names of the files that sinks commit with it, the first ones: known where the manifest cannot be read."""
@@ -868,10 +871,11 @@ class RetainedCheckpoint(_message.Message):
         state_bytes: _builtins.int = ...,
         files: _abc.Iterable[_builtins.str] | None = ...,
         has_more_files: _builtins.bool = ...,
+        is_damaged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "completed_at_ms", b"completed_at_ms", "files", b"files", "has_more_files", b"has_more_files", "manifest_path", b"manifest_path", "state_bytes", b"state_bytes", "triggered_at_ms", b"triggered_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "completed_at_ms", b"completed_at_ms", "files", b"files", "has_more_files", b"has_more_files", "is_damaged", b"is_damaged", "manifest_path", b"manifest_path", "state_bytes", b"state_bytes", "triggered_at_ms", b"triggered_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -934,6 +938,7 @@ class StartedFrom(_message.Message):
     DROPPED_STATES_FIELD_NUMBER: _builtins.int
     IS_SAVEPOINT_FIELD_NUMBER: _builtins.int
     TAKEN_OVER_FIELD_NUMBER: _builtins.int
+    EVENT_TIME_ENDED_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     checkpoint_id: _builtins.int
     claimed: _builtins.bool
@@ -944,6 +949,8 @@ class StartedFrom(_message.Message):
     is_savepoint: _builtins.bool
     taken_over: _builtins.bool
     """The store has copied all its files into the job's directory, and HEAD names them: of the path nothing is needed."""
+    event_time_ended: _builtins.bool
+    """Event time had ended before it was taken (stop --drain): rows are late."""
     @_builtins.property
     def dropped_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___DroppedState]:
         """State that was left out: its operator is gone."""
@@ -959,10 +966,11 @@ class StartedFrom(_message.Message):
         dropped_states: _abc.Iterable[Global___DroppedState] | None = ...,
         is_savepoint: _builtins.bool = ...,
         taken_over: _builtins.bool = ...,
+        event_time_ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "claimed", b"claimed", "dropped_states", b"dropped_states", "independent_since_checkpoint_id", b"independent_since_checkpoint_id", "independent_since_ms", b"independent_since_ms", "is_savepoint", b"is_savepoint", "path", b"path", "taken_over", b"taken_over"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "claimed", b"claimed", "dropped_states", b"dropped_states", "event_time_ended", b"event_time_ended", "independent_since_checkpoint_id", b"independent_since_checkpoint_id", "independent_since_ms", b"independent_since_ms", "is_savepoint", b"is_savepoint", "path", b"path", "taken_over", b"taken_over"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

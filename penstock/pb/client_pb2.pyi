@@ -138,24 +138,17 @@ class HelloRequest(_message.Message):
 
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     CLIENT_VERSION_FIELD_NUMBER: _builtins.int
-    PYTHON_VERSION_FIELD_NUMBER: _builtins.int
-    CLOUDPICKLE_VERSION_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     client_version: _builtins.str
-    python_version: _builtins.str
-    """Empty from a client that submits nothing."""
-    cloudpickle_version: _builtins.str
     def __init__(
         self,
         *,
         protocol_version: _builtins.int = ...,
         client_version: _builtins.str = ...,
-        python_version: _builtins.str = ...,
-        cloudpickle_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_version", b"client_version", "cloudpickle_version", b"cloudpickle_version", "protocol_version", b"protocol_version", "python_version", b"python_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_version", b"client_version", "protocol_version", b"protocol_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1430,6 +1423,7 @@ class TaskManagerDetails(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     SPILL_BYTES_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     taskmanager_id: _builtins.str
     address: _builtins.str
     slots_total: _builtins.int
@@ -1445,6 +1439,8 @@ class TaskManagerDetails(_message.Message):
     """Files under its spill directory."""
     drained: _builtins.bool
     """It is given no more tasks."""
+    version: _builtins.str
+    """Of Penstock."""
     @_builtins.property
     def slots(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotDetails]:
         """Those that jobs have, as of its last heartbeat."""
@@ -1464,10 +1460,11 @@ class TaskManagerDetails(_message.Message):
         memory_bytes: _builtins.int = ...,
         spill_bytes: _builtins.int = ...,
         drained: _builtins.bool = ...,
+        version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "drained", b"drained", "held_partitions", b"held_partitions", "held_partitions_bytes", b"held_partitions_bytes", "last_heartbeat_ms", b"last_heartbeat_ms", "memory_bytes", b"memory_bytes", "pid", b"pid", "slots", b"slots", "slots_free", b"slots_free", "slots_total", b"slots_total", "spill_bytes", b"spill_bytes", "taskmanager_id", b"taskmanager_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "drained", b"drained", "held_partitions", b"held_partitions", "held_partitions_bytes", b"held_partitions_bytes", "last_heartbeat_ms", b"last_heartbeat_ms", "memory_bytes", b"memory_bytes", "pid", b"pid", "slots", b"slots", "slots_free", b"slots_free", "slots_total", b"slots_total", "spill_bytes", b"spill_bytes", "taskmanager_id", b"taskmanager_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

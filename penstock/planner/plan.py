@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.client.artifacts import LocalArtifact
 from penstock.client.code_shipping import collect_code
 from penstock.config import Configuration
-from penstock.config.spark_keys import PINNED, pinned_problem
+from penstock.config.spark_keys import CASE_SENSITIVE, PINNED, pinned_problem
 from penstock.errors import JobRejected
 from penstock.functions.user_code import cloudpickle_version, python_version, shipping
 from penstock.graph.job_graph import validate
@@ -22,6 +22,7 @@ from penstock.graph.logical import (
     RunningAggregate,
     SparkStage,
     WindowAggregate,
+    input_schema,
     is_spark,
     reachable,
 )
@@ -29,6 +30,7 @@ from penstock.graph.persisted import persist_sinks
 from penstock.pb import graph_pb2
 from penstock.planner.history import check_spark_history
 from penstock.planner.planner import Planner
+from penstock.rows.spark_types import same_but_for_case
 from penstock.state.declarations import declared_states
 
 _WITHOUT_OWN_STATE = (graph_pb2.PROCESS_KIND_PLAIN, graph_pb2.PROCESS_KIND_CO)
@@ -76,6 +78,7 @@ def plan_job(
     _check_runtime_mode(nodes, config)
     _check_spark(nodes, config)
     config = _pinned(nodes, config)
+    _check_case(nodes, config)
     warnings = _check_uids(nodes, config)
     code = collect_code(py_files)
     with shipping(code.roots):
@@ -137,6 +140,21 @@ def _check_spark(nodes: Sequence[Node], config: Configuration) -> None:
             f"operator {name} runs on Spark, so the job cannot go on from a checkpoint: leave "
             "execution.checkpointing.interval out, or set it to none"
         )
+
+
+def _check_case(nodes: Sequence[Node], config: Configuration) -> None:
+    """Columns that differ by case only are two where Spark is told so."""
+    if config.spark_keys.get(CASE_SENSITIVE, "").lower() == "true":
+        return
+    for node in filter(lambda node: is_spark(node.operation), nodes):
+        given = [(f"input {i + 1}", input_schema(each)) for i, each in enumerate(node.inputs)]
+        for where, schema in (*given, ("schema=", node.schema)):
+            pair = same_but_for_case(schema)
+            if pair is not None:
+                raise JobRejected(
+                    f"operator {node.name!r}: {where}: the columns {pair[0]!r} and {pair[1]!r} are one to Spark: rename "
+                    f"one, or set {CASE_SENSITIVE} to true: env = ps.Environment(config={{'{CASE_SENSITIVE}': True}})"
+                )
 
 
 def _pinned(nodes: Sequence[Node], config: Configuration) -> Configuration:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import pyarrow as pa
 
@@ -74,13 +74,21 @@ class Timers:
 
     Attributes:
         without_event_time: name of the operator, where no input has event time; the runtime's.
+        without_on_timer: the function, where it has no ``on_timer``; the runtime's.
     """
 
-    __slots__ = ("_context", "event_changes", "processing_changes", "without_event_time")
+    __slots__ = (
+        "_context",
+        "event_changes",
+        "processing_changes",
+        "without_event_time",
+        "without_on_timer",
+    )
 
     def __init__(self, context: ProcessContext) -> None:
         self._context = context
         self.without_event_time = ""
+        self.without_on_timer = ""
         self.event_changes = TimerChanges()
         self.processing_changes = TimerChanges()
 
@@ -96,11 +104,15 @@ class Timers:
                 "of the data, since no input has event time: call .with_event_time(...) in front of key_by, use "
                 "ctx.timers.processing_time(), or say event_time(ps.MAX_WATERMARK) where the end is meant"
             )
+        if self.without_on_timer:
+            self._refuse("event_time", timestamp)
         self.event_changes.add(slot, _in_range(timestamp), context.index)
 
     def processing_time(self, timestamp: int) -> None:
         """Asks for a call of ``on_timer`` when the wall clock has reached ``timestamp`` (ms)."""
         timestamp = self._checked(timestamp, "processing_time")
+        if self.without_on_timer:
+            self._refuse("processing_time", timestamp)
         context = self._context
         self.processing_changes.add(context.slot, _in_range(timestamp), context.index)
 
@@ -114,6 +126,12 @@ class Timers:
         timestamp = self._checked(timestamp, "delete_processing_time")
         self.processing_changes.delete(
             self._context.slot, _in_range(timestamp), self._context.index
+        )
+
+    def _refuse(self, method: str, timestamp: int) -> NoReturn:
+        raise Unrecoverable(
+            f"ctx.timers.{method}({timestamp}) asks for a call of on_timer(), and {self.without_on_timer} has none: "
+            "define on_timer(self, timestamp, ctx, out), or leave the timer out"
         )
 
     def _checked(self, timestamp: Any, method: str) -> int:

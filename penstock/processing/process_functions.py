@@ -69,6 +69,12 @@ class TimerFunction(StatefulFunction):
         """
 
 
+def has_on_timer(function: object) -> bool:
+    """Whether a function does anything at its timers: without that it can ask for none."""
+    found = getattr(function, "on_timer", TimerFunction.on_timer)
+    return getattr(found, "__func__", found) is not TimerFunction.on_timer
+
+
 class ProcessFunction(StatefulFunction):
     """Any number of rows for a row, with side outputs and operator state, without a key."""
 

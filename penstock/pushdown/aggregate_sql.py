@@ -14,7 +14,6 @@ _OF_ORDER = {
     "collect_list": "the order in which rows come",
     "custom": "a function in Python",
 }
-COMPILED = ("count", "sum", "min", "max", "mean", "count_distinct")
 
 
 def aggregate_sql(aggregate: Aggregate, schema: pa.Schema) -> str:

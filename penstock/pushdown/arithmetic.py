@@ -17,6 +17,9 @@ Compile = Callable[[Sequence[Value], pa.DataType], str]
 """Arguments and the type of the result in, SQL out."""
 
 _NAN = "CAST('NaN' AS DOUBLE)"
+_DIGITS_OF_MINUS = 34
+_SCALE_KEPT = 6
+"""As many places behind the point stay when a difference has more than 38 digits."""
 
 
 def _simple(symbol: str) -> Compile:
@@ -109,12 +112,27 @@ def _doubles(arguments: Sequence[Value], kind: pa.DataType, symbol: str) -> tupl
 
 def _negate(arguments: Sequence[Value], kind: pa.DataType) -> str:
     _check_number(kind)
-    return f"(- {arguments[0].text})"
+    return _minus(arguments[0].text, kind)
+
+
+def _minus(text: str, kind: pa.DataType) -> str:
+    """A number with the other sign; Spark's own minus rounds decimals to 34 digits, its difference does not."""
+    if not pt.is_decimal(kind) or kind.precision <= _DIGITS_OF_MINUS:
+        return f"(- {text})"
+    if kind.scale > _SCALE_KEPT:
+        raise NotCompiledError(
+            f"a {kind}: Spark rounds those of more than {_DIGITS_OF_MINUS} digits, {_SCALE_KEPT} of them behind the point; "
+            "cast it to fewer first"
+        )
+    return cast(f"({cast('0', pa.decimal128(38, kind.scale))} - {text})", kind)
 
 
 def _absolute(arguments: Sequence[Value], kind: pa.DataType) -> str:
     _check_number(kind)
-    return f"abs({arguments[0].text})"
+    text = arguments[0].text
+    if pt.is_decimal(kind):
+        return f"CASE WHEN {text} < 0 THEN {_minus(text, kind)} ELSE {text} END"
+    return f"abs({text})"
 
 
 def _bits_or_logic(symbol: str, word: str) -> Compile:

@@ -72,7 +72,9 @@ def _of_float(value: Value, target: pa.DataType) -> str | None:
 
 def _of_decimal(value: Value, target: pa.DataType) -> str | None:
     is_wider = pt.is_decimal128(target) and target.scale >= value.kind.scale
-    return cast(value.text, target) if is_wider or _is_number(target) else None
+    # Arrow computes a float32 in float32, digit by digit: not the nearest one.
+    is_number = _is_number(target) and not pt.is_float32(target)
+    return cast(value.text, target) if is_wider or is_number else None
 
 
 def _of_boolean(value: Value, target: pa.DataType) -> str | None:

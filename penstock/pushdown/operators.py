@@ -75,7 +75,11 @@ def operator_frame(
         case AssignEventTime(column=column):
             time = (EVENT_TIME, event_time_sql(column, given.columns.field(column).type))
             own = [each for each in given.own() if each[0] != EVENT_TIME]
-            return SparkFrame(steps.add(Select(given.number, (*own, time))), given.columns)
+            timed = steps.add(Select(given.number, (*own, time)))
+            # A column that nobody needs is not computed; a row without event time is an error all the same.
+            return SparkFrame(
+                steps.add(Where(timed, f"{quoted(EVENT_TIME)} IS NOT NULL")), given.columns
+            )
         case RunningAggregate():
             return _running(node.operation, node, given, steps)
         case WindowAggregate():

@@ -194,16 +194,6 @@ def row_maker(names: Sequence[str]) -> Callable[[Sequence[Any]], Row]:
     return make
 
 
-def event_time_of(row: Row) -> int | None:
-    """The row's event time in milliseconds since the epoch, None where the stream carries none."""
-    batch: pa.RecordBatch | None = row._penstock_columns[-1]
-    position = -1 if batch is None else batch.schema.get_field_index(EVENT_TIME)
-    if batch is None or position < 0:
-        return None
-    value: int = batch.column(position)[row._penstock_index].as_py()
-    return value
-
-
 def schema_of(row: Row) -> pa.Schema:
     """The schema of the row, without the event-time column."""
     return user_schema(_batch_of(row).schema)

@@ -7,6 +7,7 @@ refused. Values that do not fit (a nanosecond that is not a whole microsecond) a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -218,26 +219,36 @@ _READ_ALIKE = (
 )
 
 
-def check_for_spark(where: str, schema: pa.Schema, *, is_case_sensitive: bool = True) -> None:
+def check_for_spark(where: str, schema: pa.Schema) -> None:
     """Checks that Spark can be given these columns.
 
     Args:
         where: the call, for the message.
-        is_case_sensitive: Spark is told to keep the columns ``a`` and ``A`` apart.
 
     Raises:
         JobRejected: it cannot.
     """
     for field in schema:
         _check_carried(where, field)
+
+
+def same_but_for_case(fields: Iterable[pa.Field]) -> tuple[str, str] | None:
+    """Two names, of columns or within one, that a session of Spark that is not case-sensitive takes for one; None = there are none.
+
+    Example:
+        >>> same_but_for_case(pa.schema([("a", pa.int8()), ("o", pa.struct([("x", pa.int8()), ("X", pa.int8())]))]))
+        ('x', 'X')
+    """
     seen: dict[str, str] = {}
-    for name in schema.names:
-        other = seen.setdefault(name.lower(), name)
-        if other != name and not is_case_sensitive:
-            raise JobRejected(
-                f"{where}: the columns {other!r} and {name!r} are one to Spark: rename one, or set "
-                "spark.sql.caseSensitive to true"
-            )
+    for field in fields:
+        other = seen.setdefault(field.name.lower(), field.name)
+        if other != field.name:
+            return other, field.name
+        inside = (same_but_for_case(part) for part in _parts(field.type) if pt.is_struct(part))
+        found = next(filter(None, inside), None)
+        if found is not None:
+            return found
+    return None
 
 
 def check_from_spark(where: str, schema: pa.Schema) -> None:

@@ -37,6 +37,7 @@ PICKLE: Final = "pickle"
 OWN_NAMES: Final = "timers."
 """What names of states of the runtime start with; no user's state does."""
 
+_ASK_FOR_IT = "ask for what it holds, .value() or .get(), and compare that"
 _CODECS = {MSGPACK: "msgpack/1", PICKLE: "pickle/1"}
 _PYTHON_TYPES: dict[Any, pa.DataType] = {
     bool: pa.bool_(),
@@ -143,6 +144,20 @@ class State(ABC):  # noqa: B024 - the methods are those of the subclasses
     def is_bound(self) -> bool:
         """True within a running function."""
         return self._declaration is not None
+
+    def __bool__(self) -> bool:
+        """Of a state of one value: refused, since it would be true whatever is in it."""
+        if not self.is_bound:
+            return True
+        raise StateError(f"{self!r} is neither true nor false: {_ASK_FOR_IT}")
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        if self is other or not self.is_bound or isinstance(other, State):
+            return self is other
+        raise StateError(f"{self!r} is compared with {short_repr(other)}: {_ASK_FOR_IT}")
+
+    __hash__ = object.__hash__
 
     def _copy(self) -> Self:
         bound = object.__new__(type(self))
@@ -325,10 +340,10 @@ class KeyedState(State):
     def _is_expired(self, stamp_ms: int) -> bool:
         return stamp_ms + self._ttl_ms <= self._scope.now_ms
 
-    def _array(self, values: list[Any], type_: pa.DataType | None, method: str) -> pa.Array:
+    def _array(self, values: list[Any], type_: pa.DataType | None) -> pa.Array:
         if type_ is None:
             raise StateError(
-                f"state {self.name!r}: {method}() gives an Arrow array, and values of type "
+                f"state {self.name!r}: get_many() gives an Arrow array, and values of type "
                 f"{self.codec.expected} do not fit one; declare the state with an Arrow type"
             )
         return pa.array(values, type_)

@@ -58,13 +58,14 @@ class ListState(KeyedState):
     def __len__(self) -> int:
         return len(self.get())
 
+    @override
     def __bool__(self) -> bool:
         return True if not self.is_bound else len(self) > 0
 
     def get_many(self, keys: pa.Array) -> pa.Array:
         """The lists of n keys of the batch; null where there is none."""
         found = [self._load(slot) or None for slot in self._slots(keys, "get_many")]
-        return self._array(found, self._array_type, "get_many")
+        return self._array(found, self._array_type)
 
     def put_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Replaces the lists of n keys of the batch; null removes."""
@@ -225,6 +226,7 @@ class MapState(KeyedState):
     def __len__(self) -> int:
         return len(self._entries(self._slot("len"), is_read=False))
 
+    @override
     def __bool__(self) -> bool:
         return True if not self.is_bound else not self.is_empty()
 
@@ -235,13 +237,13 @@ class MapState(KeyedState):
             [(key, to_value(value)) for key, value in self._entries(slot)] or None
             for slot in self._slots(keys, "get_many")
         ]
-        return self._array(found, self._array_type, "get_many")
+        return self._array(found, self._array_type)
 
     def put_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Replaces the maps of n keys of the batch; null removes."""
         for slot, entries in self._pairs(keys, values, self._array_type, "put_many"):
             self._column.clear(slot)
-            for key, value in self._given_entries(entries, "put_many"):
+            for key, value in self._given_entries(entries):
                 self._save(slot, key, value)
 
     @property
@@ -263,11 +265,11 @@ class MapState(KeyedState):
             raise StateError(f"state {self.name!r}: None is no key of a map")
         return self._stored(key, self.key_codec, ": a key of its maps")
 
-    def _given_entries(self, entries: Any, method: str) -> Iterable[Sequence[Any]]:
+    def _given_entries(self, entries: Any) -> Iterable[Sequence[Any]]:
         try:
             return () if entries is None else map_entries(entries)
         except ValueError as error:
-            raise StateError(f"state {self.name!r}: {method}() takes maps, {error}") from error
+            raise StateError(f"state {self.name!r}: put_many() takes maps, {error}") from error
 
     def _save(self, slot: int, key: Any, value: Any) -> None:
         stored = self._stored(value, self.codec)

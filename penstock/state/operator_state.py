@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Protocol, Self
 
 import msgpack
+from typing_extensions import override
 
 from penstock.errors import JobRejected, StoreCorrupt
 from penstock.rows.column_values import short_repr
@@ -98,6 +99,7 @@ class OperatorListState(State):
     def __len__(self) -> int:
         return len(self._list("len").items)
 
+    @override
     def __bool__(self) -> bool:
         return True if self._held is None else bool(self._held.items)
 
@@ -240,6 +242,7 @@ class BroadcastState(State):
     def __len__(self) -> int:
         return len(self._read("len"))
 
+    @override
     def __bool__(self) -> bool:
         return True if self._held is None else bool(self._entries)
 

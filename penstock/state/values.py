@@ -90,9 +90,9 @@ class CellState(KeyedState):
             else:
                 self._save(slot, value)
 
-    def _load_many(self, keys: pa.Array, method: str) -> list[Any]:
+    def _load_many(self, keys: pa.Array) -> list[Any]:
         """The values of n keys, None where there is none."""
-        slots = self._slots(keys, method)
+        slots = self._slots(keys, "get_many")
         if self._is_plain:
             values = self._values
             found = [values[slot] for slot in slots]
@@ -196,11 +196,11 @@ class ValueState(CellState):
 
     def get_many(self, keys: pa.Array) -> pa.Array:
         """The values of n keys of the batch, null (or the default) where there is none."""
-        found = self._load_many(keys, "get_many")
+        found = self._load_many(keys)
         if self._default is not None:
             default = self.codec.to_value(self._default)
             found = [default if value is None else value for value in found]
-        return self._array(found, self.codec.value_type, "get_many")
+        return self._array(found, self.codec.value_type)
 
     def put_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Sets the values of n keys of the batch; null removes, and the last of equal keys counts."""
@@ -278,7 +278,7 @@ class ReducingState(CellState):
 
     def get_many(self, keys: pa.Array) -> pa.Array:
         """What the values of n keys of the batch were reduced to; null where there were none."""
-        return self._array(self._load_many(keys, "get_many"), self.codec.value_type, "get_many")
+        return self._array(self._load_many(keys), self.codec.value_type)
 
     def add_many(self, keys: pa.Array, values: pa.Array) -> None:
         """Reduces n values into those of their keys, in order; null is skipped."""
@@ -341,8 +341,7 @@ class AggregatingState(CellState):
     def get_many(self, keys: pa.Array) -> pa.Array:
         """The aggregates of n keys of the batch, null where there is none."""
         results = [
-            None if held is None else self._function.result(held)
-            for held in self._load_many(keys, "get_many")
+            None if held is None else self._function.result(held) for held in self._load_many(keys)
         ]
         return pa.array(results)
 

@@ -191,7 +191,7 @@ class KeyedSpool:
             for namespace, rows in self._sorted(place, table, index):
                 writer = SegmentWriter()
                 yield from writer.write([_as_stored(rows, table.view)])
-                segments.append(_segment(place, namespace, self._name(index), offset, writer))
+                segments.append(writer.whole(place, namespace, self._name(index), offset))
                 offset += writer.size_bytes
 
     def _sorted(
@@ -283,27 +283,3 @@ def _as_stored(rows: pa.RecordBatch, view: StateView) -> pa.RecordBatch:
         else:
             columns.append(rows.column(one.name))
     return pa.RecordBatch.from_arrays(columns, schema=view.stored_schema)
-
-
-def _segment(
-    table: int, namespace: int, file: str, offset: int, writer: SegmentWriter
-) -> checkpoint_pb2.StateSegment:
-    return checkpoint_pb2.StateSegment(
-        table=table,
-        namespace=namespace,
-        file=file,
-        offset=offset,
-        size_bytes=writer.size_bytes,
-        row_count=writer.row_count,
-        from_version=0,
-        to_version=1,
-        parts=[
-            checkpoint_pb2.StatePart(
-                first_key_group=part.first_key_group,
-                last_key_group=part.last_key_group,
-                size_bytes=part.size_bytes,
-                checksum=part.checksum,
-            )
-            for part in writer.parts
-        ],
-    )

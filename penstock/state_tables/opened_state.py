@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from os import PathLike, fspath
-from pathlib import Path
 
 import pyarrow as pa
 from typing_extensions import override
 
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound
 from penstock.pb import checkpoint_pb2
-from penstock.state_tables.declared_tables import DeclaredList
+from penstock.state_tables.declared_tables import DeclaredList, declared_lists, declared_tables
 from penstock.state_tables.operator_tables import (
     DONE_SCHEMA,
     DONE_SPLITS,
@@ -30,11 +30,11 @@ from penstock.storage.codec import StateError
 from penstock.storage.entries.file_names import BACKEND as ROCKSDB
 from penstock.storage.keyed_state import StatePieces, StoredKeyedState, keyed_states
 from penstock.storage.object_store import ObjectStore
-from penstock.storage.open_store import has_scheme
+from penstock.storage.packed_files_store import PackedReader
 from penstock.storage.restore_point import RestorePoint, open_restore_point
 from penstock.storage.run_columns import TIMER_KIND
-from penstock.storage.snapshot_files import StoreSnapshotReader
 from penstock.storage.state_rows_store import StateRows
+from penstock.storage.store_names import whole_name
 
 _ALL_KEY_GROUPS = range(1 << 16)
 _BROADCAST = checkpoint_pb2.REDISTRIBUTION_BROADCAST
@@ -110,7 +110,7 @@ class StateTables:
         self.checkpoint_id = manifest.checkpoint_id
         self.is_savepoint = point.is_savepoint
         self._point = point
-        self._reader = StoreSnapshotReader(point.store)
+        self._reader = PackedReader(point.store, manifest)
         self._held: dict[str, list[tuple[int, checkpoint_pb2.OperatorSnapshot]]] = {}
         for subtask in manifest.subtasks:
             for operator in subtask.operators:
@@ -343,8 +343,23 @@ class StateTables:
             has_splits = has_splits or bool(operator.splits)
         if has_splits:
             yield StateTableInfo(SPLITS, SPLITS, SPLITS_SCHEMA)
+        yield from self._empty(uid, seen)
         if uid in self._done:
             yield StateTableInfo(DONE_SPLITS, DONE_SPLITS, DONE_SCHEMA)
+
+    def _empty(self, uid: str, seen: AbstractSet[str]) -> Iterator[StateTableInfo]:
+        """What an operator has declared beside these, and nothing has come to; not every backend stores it."""
+        known = self._stored[uid].declared
+        for name, one in declared_tables(known).items():
+            if name not in seen:
+                view = StateView(one.name, one.kind, one.schema, known, one.ttl_ms)
+                yield StateTableInfo(name, one.kind, view.schema)
+        for name, what in declared_lists(known).items():
+            if name not in seen:
+                held = checkpoint_pb2.OperatorStateSnapshot(
+                    codec=what.codec, redistribution=what.redistribution
+                )
+                yield StateTableInfo(name, list_kind(held), list_schema(held))
 
     def _gone(self, error: StoreNotFound) -> Exception:
         """What is to be said of a file that is missing."""
@@ -370,19 +385,13 @@ def open_state(path: str | PathLike[str]) -> StateTables:
         StateError: there is none, or it is damaged or copied in part.
         StoreTransient: it cannot be read now.
     """
-    text = fspath(path)
+    text = fspath(path) if isinstance(path, (str, PathLike)) else ""
     if not isinstance(text, str) or not text:
         raise StateError(f"open_state({path!r}): give the path of a savepoint or checkpoint")
-    uri = text if has_scheme(text) else str(_absolute(text))
     try:
-        return StateTables(open_restore_point(uri, use="read"))
+        return StateTables(open_restore_point(whole_name(text), use="read"))
     except JobRejected as error:
         raise StateError(str(error)) from error
-
-
-def _absolute(text: str) -> Path:
-
-    return Path(text).expanduser().absolute()
 
 
 def _checked_range(key_groups: range) -> range:

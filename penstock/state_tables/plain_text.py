@@ -1,10 +1,10 @@
-"""Plain Python values, as state keeps them in msgpack, as JSON text and back.
+"""Plain Python values, as state keeps them, as JSON text and back.
 
 What JSON has stands for itself. Everything else is an object with one field whose name begins with ``$`` and says
 what it is: ``{"$tuple": [1, 2]}``, ``{"$bytes": "AAE="}``, ``{"$datetime": ["2026-01-01T00:00:00", null, 0]}``,
 ``{"$float": "nan"}``. A dict whose keys are not all texts, or begin with ``$``, is ``{"$map": [[key, value], ...]}``.
 
-Invariant: text that was made of a value gives the same bytes of msgpack again; every NaN is one.
+Invariant: text that was made of a value gives the bytes again that the value is stored as; every NaN is one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any, Final
 import msgpack
 
 from penstock.errors import StoreCorrupt
-from penstock.storage.plain_codecs import EXTENSIONS, TUPLES
+from penstock.storage.plain_codecs import EXTENSIONS, TUPLES, MsgpackCodec, as_msgpack
 
+_CODEC: Final = MsgpackCodec()
 _TAG: Final = "$"
 _BYTES: Final = "$bytes"
 _FLOAT: Final = "$float"
@@ -35,7 +36,7 @@ class _Extension:
     content: bytes
 
 
-def to_text(packed: bytes) -> str:
+def to_text(stored: bytes) -> str:
     """The JSON text of a value.
 
     Raises:
@@ -48,7 +49,8 @@ def to_text(packed: bytes) -> str:
         '{"$tuple":[1,2]}'
     """
     try:
-        return json.dumps(_shown(_unpacked(packed)), ensure_ascii=False, separators=(",", ":"))
+        shown = _shown(_unpacked(as_msgpack(stored)))
+        return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
     except (ValueError, LookupError, TypeError, msgpack.UnpackException) as error:
         raise StoreCorrupt(f"a stored msgpack value cannot be read: {error}") from error
 
@@ -59,7 +61,11 @@ def from_text(text: str) -> bytes:
     Raises:
         ValueError: it is no such text; the message says why.
     """
-    return _packed(json.loads(text))
+    packed = _packed(json.loads(text))
+    try:
+        return _CODEC.to_stored(_CODEC.to_value(packed))
+    except StoreCorrupt as error:
+        raise ValueError(str(error.__cause__ or error)) from error
 
 
 def _unpacked(packed: bytes) -> Any:

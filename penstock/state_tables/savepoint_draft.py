@@ -70,6 +70,8 @@ class SavepointDraft:
         if base is not None and graph is not None:
             self._add_operators(graph)
         if max_parallelism is not None:
+            if isinstance(max_parallelism, bool) or not isinstance(max_parallelism, int):
+                raise StateError(f"max_parallelism={max_parallelism!r} is no number of key-groups")
             check_parallelism(1, max_parallelism)
             self._change_key_groups(max_parallelism)
         self._vertex_of = {

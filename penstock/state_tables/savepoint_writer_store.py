@@ -11,14 +11,14 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from os import PathLike, fspath
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import StoreNotFound
+from penstock.errors import ConfigurationError, StoreNotFound
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.state_tables.declared_tables import DeclaredList, declared_lists, declared_tables
 from penstock.state_tables.given_rows import given_batches, given_columns
@@ -40,7 +40,7 @@ from penstock.storage.blobs import Blob
 from penstock.storage.codec import StateError
 from penstock.storage.manifest import encode_manifest
 from penstock.storage.object_store import ObjectStore, delete_all
-from penstock.storage.open_store import has_scheme, open_store
+from penstock.storage.open_store import open_store
 from penstock.storage.run_columns import DELETED, KEY_GROUP
 from penstock.storage.savepoint import (
     COMMITTED_PATH,
@@ -49,6 +49,7 @@ from penstock.storage.savepoint import (
     TAKEN_BACK_PATH,
 )
 from penstock.storage.snapshot_files import PackedSnapshotWriter, snapshot_file_name
+from penstock.storage.store_names import whole_name, without_slash
 
 _INLINE_BYTES: Final = 1 << 10
 _DIGEST: Final = "S16"
@@ -86,8 +87,10 @@ def write_savepoint(
         JobRejected: the job could not be started from it.
         StoreTransient: it cannot be written now.
     """
-    text = fspath(path)
-    uri = (text if has_scheme(text) else str(Path(text).expanduser().absolute())).rstrip("/")
+    try:
+        uri = without_slash(whole_name(path))
+    except ConfigurationError as error:
+        raise StateError(f"write_savepoint: {error}") from error
     changes, positions = changes_of(states), dict(sources or {})
     graph = graph_of(job)
     if base is not None and not isinstance(base, StateTables):
@@ -227,12 +230,11 @@ class _Writing:
     def _views(self, uid: str, given: Mapping[str, Any]) -> dict[str, StateView]:
         """The keyed states that are to be written."""
         views = {} if self._base is None else dict(self._base.views_of(uid))
-        operator = self._draft.declared.get(uid)
-        declared = {} if operator is None else declared_tables(operator)
+        operator, known = self._draft.declared.get(uid), self._draft.operators[uid].declared
+        declared = declared_tables(known if operator is None else operator)
         for name in given:
             if name not in views and name in declared:
                 one = declared[name]
-                known = self._draft.operators[uid].declared
                 views[name] = StateView(one.name, one.kind, one.schema, known, one.ttl_ms)
         dropped = {name for name, data in given.items() if data is None}
         return {name: view for name, view in views.items() if name not in dropped}
@@ -273,8 +275,8 @@ class _Writing:
                         items=items,
                     )
                 held.lists.append(one)
-        operator = self._draft.declared.get(uid)
-        declared = {} if operator is None else dict(declared_lists(operator))
+        operator, known = self._draft.declared.get(uid), self._draft.operators[uid].declared
+        declared = dict(declared_lists(known if operator is None else operator))
         if base is not None:
             declared.update(base.lists_of(uid))
         for name, data in given.items():

@@ -19,7 +19,7 @@ from penstock.pb import checkpoint_pb2
 from penstock.state_tables.given_rows import given_batches
 from penstock.state_tables.operator_tables import SPLITS_SCHEMA, SUBTASK
 from penstock.storage.codec import StateError
-from penstock.storage.open_store import has_scheme
+from penstock.storage.store_names import has_scheme
 
 _COLUMNS: Final = frozenset(SPLITS_SCHEMA.names) - {SUBTASK}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def is_frame(data: Any) -> bool:
@@ -32,11 +32,15 @@ def frame_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
                 yield from reader
 
 
-def _is_local(frame: DataFrame) -> bool:
-    """Whether executors are threads of the driver's process."""
-    if ".connect." in type(frame).__module__:
+def is_local_session(session: SparkSession) -> bool:
+    """Whether executors are threads of a process that this one has started."""
+    if ".connect." in type(session).__module__:
         return False
-    return str(frame.sparkSession.sparkContext.master).split("[")[0] == "local"
+    return str(session.sparkContext.master).split("[")[0] == "local"
+
+
+def _is_local(frame: DataFrame) -> bool:
+    return is_local_session(frame.sparkSession)
 
 
 def _leaving_files(directory: str) -> Any:

@@ -9,11 +9,15 @@ Nothing of Spark is imported before one of these is called.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import astuple
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, astuple, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
+
+from penstock.state_tables.spark_rows_client import is_local_session
+from penstock.storage.open_store import s3_settings
+from penstock.storage.s3.settings import S3Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -23,8 +27,8 @@ if TYPE_CHECKING:
 FORMAT: Final = "penstock-state"
 _PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
-_SESSIONS: Final[WeakSet[Any]] = WeakSet()
-"""Those that know the format."""
+_SESSIONS: Final[WeakKeyDictionary[Any, S3Settings]] = WeakKeyDictionary()
+"""Those that know the format, and how it reaches S3 for them."""
 
 
 def register(spark: SparkSession) -> None:
@@ -33,10 +37,15 @@ def register(spark: SparkSession) -> None:
     Example:
         penstock.register(spark)
         spark.read.format("penstock-state").option("uid", "hot").option("state", "running").load("savepoints/one")
+
+    Spark's Python reaches S3 as this process does now; credentials go along where it runs in this process only.
     """
-    if spark not in _SESSIONS:
-        spark.dataSource.register(data_source())
-        _SESSIONS.add(spark)
+    settings = s3_settings()
+    if not is_local_session(spark):
+        settings = replace(settings, access_key="", secret_key="")
+    if _SESSIONS.get(spark) != settings:
+        spark.dataSource.register(data_source(settings))
+        _SESSIONS[spark] = settings
 
 
 def read_state(spark: SparkSession, path: str | PathLike[str], uid: str, state: str) -> DataFrame:
@@ -60,8 +69,11 @@ def read_state(spark: SparkSession, path: str | PathLike[str], uid: str, state: 
     return reader.option("filters", str(is_pushed).lower()).load(asked.path)
 
 
-def data_source() -> type[DataSource]:
+def data_source(s3: S3Settings | None = None) -> type[DataSource]:
     """The data source.
+
+    Args:
+        s3: how it reaches S3; None = as the environment of Spark's Python says.
 
     Its classes are made in functions since what is made there travels by value: what they need of Penstock they import
     when they are used.
@@ -69,7 +81,7 @@ def data_source() -> type[DataSource]:
     from pyspark.sql.datasource import DataSource
     from pyspark.sql.types import StructType
 
-    needed = _needed()
+    needed = _needed({} if s3 is None or s3 == S3Settings() else asdict(s3))
     plain = _reader_class(needed)
     filtered = _filtered_reader_class(plain)
 
@@ -91,8 +103,12 @@ def data_source() -> type[DataSource]:
     return StateSource
 
 
-def _needed() -> Callable[[], Any]:
-    """A function that gives what reads parts of state, wherever it is called; or says what is missing there."""
+def _needed(s3: Mapping[str, Any]) -> Callable[[], Any]:
+    """A function that gives what reads parts of state, wherever it is called; or says what is missing there.
+
+    Args:
+        s3: what has been said of how S3 is reached, as plain values.
+    """
     from penstock.state_tables.state_partitions import installed_version
 
     version = installed_version()
@@ -112,6 +128,8 @@ def _needed() -> Callable[[], Any]:
                 f"Spark's Python {sys.executable} reads state with Penstock {found}, the session has {version}: install "
                 "the same"
             )
+        if s3:
+            state_partitions.reach_s3(s3)
         return state_partitions
 
     return needed

@@ -18,11 +18,15 @@ from penstock.rows.spark_types import spark_json_of_columns
 from penstock.state_tables.carried_columns import converted_batch, spark_schema
 from penstock.state_tables.opened_state import StateTables, TablePiece, open_state
 from penstock.storage.codec import StateError
+from penstock.storage.open_store import use_s3
+from penstock.storage.s3.settings import S3Settings
 
 TASK_BYTES_MIN: Final = 32 << 20
 TASK_BYTES_MAX: Final = 128 << 20
 _TASKS: Final = 16
 """So many are made of what is not much, so that many cores can share it."""
+
+_OPTIONS: Final = frozenset({"path", "uid", "state", "filters"})
 
 Bounds = tuple[str, int]
 """A comparison with a key-group: one of ``=``, ``<``, ``<=``, ``>``, ``>=``, and the number."""
@@ -34,6 +38,12 @@ def installed_version() -> str:
         return version("penstock")
     except PackageNotFoundError:
         return ""
+
+
+def reach_s3(settings: Mapping[str, Any]) -> None:
+    """Says how this process, one of Spark's, reaches S3: with these attributes of ``S3Settings``."""
+    told = S3Settings(**settings)
+    use_s3(lambda: told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +220,13 @@ def asked_state(options: Mapping[str, str], *, is_known: bool = False) -> AskedS
         is_known: Spark was told of its columns before.
 
     Raises:
-        StateError: one is missing, there is no such state, or Spark has no type for one of its columns.
+        StateError: one is missing or unknown, there is no such state, or Spark has no type for one of its columns.
     """
+    unknown = sorted(one for one in options if one.lower() not in _OPTIONS)
+    if unknown:
+        raise StateError(
+            f"penstock-state has no option {', '.join(unknown)}; there are uid, state and filters"
+        )
     missing = [one for one in ("path", "uid", "state") if not options.get(one)]
     if missing:
         raise StateError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -20,8 +20,6 @@ from penstock.rows.column_values import short_repr
 from penstock.state_tables.plain_text import from_text, to_text
 from penstock.storage.codec import Stamped, StateCodec, StateError, codec_of
 from penstock.storage.plain_codecs import MsgpackCodec
-
-BYTES: Final = "bytes"
 
 
 class ReadableValues:
@@ -40,7 +38,7 @@ class ReadableValues:
     def __init__(self, codec: str) -> None:
         self._codec: StateCodec = codec_of(codec)
         assert not isinstance(self._codec, Stamped), "stamps are columns of their own"
-        self._is_text = codec == MsgpackCodec.NAME
+        self._is_text = codec == MsgpackCodec.name
         self._is_nested = not self._codec.is_immutable and self._codec.value_type is not None
         self.type: pa.DataType = self._codec.column_type
         if self._is_text:

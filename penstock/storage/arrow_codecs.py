@@ -77,34 +77,12 @@ class PlainCodec(StateCodec):
         name: stored beside the state.
     """
 
+    is_immutable = True
+
     def __init__(self, type_: pa.DataType, name: str) -> None:
-        self.type = type_
-        self._name = name
-
-    @property
-    @override
-    def name(self) -> str:
-        return self._name
-
-    @property
-    @override
-    def is_immutable(self) -> bool:
-        return True
-
-    @property
-    @override
-    def column_type(self) -> pa.DataType:
-        return self.type
-
-    @property
-    @override
-    def value_type(self) -> pa.DataType:
-        return self.type
-
-    @property
-    @override
-    def expected(self) -> str:
-        return str(self.type)
+        self.type = self.column_type = self.value_type = type_
+        self.name = name
+        self.expected = str(type_)
 
     @override
     def to_stored(self, value: Any) -> Any:
@@ -162,10 +140,7 @@ class BoolCodec(_FixedWidthCodec):
 
     _struct = struct.Struct("?")
 
-    @property
-    @override
-    def exact_type(self) -> type:
-        return bool
+    exact_type = bool
 
     @override
     def check(self, value: Any) -> bool:
@@ -206,11 +181,7 @@ class FloatCodec(_FixedWidthCodec):
         super().__init__(type_, name)
         self._struct = struct.Struct({16: "<e", 32: "<f", 64: "<d"}[type_.bit_width])
         self._is_double = type_.bit_width == 64
-
-    @property
-    @override
-    def exact_type(self) -> type | None:
-        return float if self._is_double else None
+        self.exact_type = float if self._is_double else None
 
     @override
     def check(self, value: Any) -> float:
@@ -243,14 +214,13 @@ class FloatCodec(_FixedWidthCodec):
 class FloatKeyCodec(FloatCodec):
     """Floats as keys of a map: -0.0 is 0.0, and every NaN is one object, which a dict finds again."""
 
+    def __init__(self, type_: pa.DataType, name: str) -> None:
+        super().__init__(type_, name)
+        self.exact_type = None
+
     @override
     def __reduce__(self) -> tuple[Any, ...]:
         return FloatKeyCodec, (self.type, self.name)
-
-    @property
-    @override
-    def exact_type(self) -> None:
-        return None
 
     @override
     def check(self, value: Any) -> float:
@@ -266,14 +236,9 @@ class FloatKeyCodec(FloatCodec):
 
 
 class StringCodec(PlainCodec):
-    """Text; None is a byte that is in no UTF-8."""
+    """Text; None is a byte that is in no UTF-8. (A lone surrogate is a str that no column can hold.)"""
 
     _NONE = b"\xff"
-
-    @property
-    @override
-    def exact_type(self) -> type | None:
-        return None  # a lone surrogate is a str that no column can hold
 
     @override
     def check(self, value: Any) -> str:
@@ -302,11 +267,7 @@ class BinaryCodec(PlainCodec):
     def __init__(self, type_: pa.DataType, name: str) -> None:
         super().__init__(type_, name)
         self._width = type_.byte_width if pt.is_fixed_size_binary(type_) else -1
-
-    @property
-    @override
-    def exact_type(self) -> type | None:
-        return bytes if self._width < 0 else None
+        self.exact_type = bytes if self._width < 0 else None
 
     @override
     def check(self, value: Any) -> bytes:

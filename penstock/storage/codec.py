@@ -44,41 +44,27 @@ class StateError(StreamError):
 
 
 class StateCodec(ABC):
-    """One encoding of values of one type; see the module."""
+    """One encoding of values of one type; see the module.
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Stable name with version: "arrow.int64/1"."""
+    Attributes:
+        name: stable, with version: "arrow.int64/1".
+        is_immutable: the stored form is the value itself.
+        column_type: of the column that stored values become.
+        expected: what values are, for errors: "int64".
+        value_type: the Arrow type of the values, None where they have none.
+        exact_type: the Python type whose every instance is its own stored form; None = ask ``to_stored``.
+    """
+
+    name: str
+    is_immutable: bool
+    column_type: pa.DataType
+    expected: str
+    value_type: pa.DataType | None = None
+    exact_type: type | None = None
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
         return codec_of, (self.name,)
-
-    @property
-    @abstractmethod
-    def is_immutable(self) -> bool:
-        """The stored form is the value itself."""
-
-    @property
-    @abstractmethod
-    def column_type(self) -> pa.DataType:
-        """Type of the column that stored values become."""
-
-    @property
-    @abstractmethod
-    def expected(self) -> str:
-        """What values are, for errors: "int64"."""
-
-    @property
-    def value_type(self) -> pa.DataType | None:
-        """The Arrow type of the values, None where they have none."""
-        return None
-
-    @property
-    def exact_type(self) -> type | None:
-        """The Python type whose every instance is its own stored form; None = ask ``to_stored``."""
-        return None
 
     def for_keys(self) -> StateCodec:
         """The codec of the same values as keys of a map: equal keys are encoded as the same bytes."""
@@ -116,15 +102,8 @@ class StateCodec(ABC):
 class EncodedCodec(StateCodec):
     """Base of codecs whose stored form is bytes."""
 
-    @property
-    @override
-    def is_immutable(self) -> bool:
-        return False
-
-    @property
-    @override
-    def column_type(self) -> pa.DataType:
-        return pa.large_binary()
+    is_immutable = False
+    column_type = pa.large_binary()
 
     @override
     def encode(self, stored: Any) -> bytes:
@@ -155,41 +134,16 @@ class Stamped(StateCodec):
 
     def __init__(self, inner: StateCodec) -> None:
         self.inner = inner
-        self._type = pa.struct(
-            [
-                pa.field("value", inner.column_type),
-                pa.field("stamp_ms", pa.int64(), nullable=False),
-            ]
-        )
+        self.name = f"{_STAMPED}{inner.name}"
+        self.is_immutable = inner.is_immutable
+        self.expected = inner.expected
+        self.value_type = inner.value_type
+        stamp = pa.field("stamp_ms", pa.int64(), nullable=False)
+        self.column_type = pa.struct([pa.field("value", inner.column_type), stamp])
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
         return Stamped, (self.inner,)
-
-    @property
-    @override
-    def name(self) -> str:
-        return f"{_STAMPED}{self.inner.name}"
-
-    @property
-    @override
-    def is_immutable(self) -> bool:
-        return self.inner.is_immutable
-
-    @property
-    @override
-    def column_type(self) -> pa.DataType:
-        return self._type
-
-    @property
-    @override
-    def expected(self) -> str:
-        return self.inner.expected
-
-    @property
-    @override
-    def value_type(self) -> pa.DataType | None:
-        return self.inner.value_type
 
     @override
     def to_stored(self, value: Any) -> Any:
@@ -216,7 +170,7 @@ class Stamped(StateCodec):
     def column(self, stored: list[Any]) -> pa.Array:
         values = self.inner.column([value for value, _ in stored])
         stamps = pa.array([stamp_ms for _, stamp_ms in stored], pa.int64())
-        return pa.StructArray.from_arrays([values, stamps], fields=list(self._type))
+        return pa.StructArray.from_arrays([values, stamps], fields=list(self.column_type))
 
     @override
     def stored(self, column: pa.Array) -> list[Any]:
@@ -243,9 +197,9 @@ def codec_of(name_or_type: str | pa.DataType) -> StateCodec:
     name = name_or_type
     if name.startswith(_STAMPED):
         return Stamped(codec_of(name[len(_STAMPED) :]))
-    if name == MsgpackCodec.NAME:
+    if name == MsgpackCodec.name:
         return MsgpackCodec()
-    if name == PickleCodec.NAME:
+    if name == PickleCodec.name:
         return PickleCodec()
     if name.startswith(ARROW_PREFIX) and name.endswith(ARROW_SUFFIX):
         return arrow_codec(parse_type(name[len(ARROW_PREFIX) : -len(ARROW_SUFFIX)]))

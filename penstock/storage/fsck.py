@@ -36,13 +36,14 @@ from penstock.storage.manifest import (
     references,
 )
 from penstock.storage.object_store import ObjectStore
-from penstock.storage.open_store import open_store, substore
+from penstock.storage.open_store import open_store
 from penstock.storage.savepoint import (
     BESIDE_MANIFEST,
     MANIFEST_PATH,
     looks_like_savepoint,
 )
 from penstock.storage.snapshot_files import SHARED_DIRECTORY
+from penstock.storage.store_names import substore, without_slash
 
 GRACE_MS: Final = 3_600_000
 
@@ -122,7 +123,7 @@ def _job_stores(root: str) -> dict[str, ObjectStore]:
     store = open_store(root)
     inside = store.first_parts()
     if _is_job(inside):
-        return {root.rstrip("/").rpartition("/")[2]: store}
+        return {without_slash(root).rpartition("/")[2]: store}
     stores = {name: open_store(substore(root, name)) for name in inside}
     jobs = {name: one for name, one in stores.items() if _is_job(_inside(one))}
     if inside and not jobs:
@@ -166,7 +167,9 @@ def _check_savepoint(store: ObjectStore, directory: str, now_ms: int, grace_ms: 
     facts = JobFacts(found.job_id, objects, "", head, manifests, failures)
     report = judge_job(facts, now_ms, grace_ms)
     if manifest is None:
-        problem = Problem(Damage.MISSING, MANIFEST_PATH, "it has none: it was never completed")
+        problem = Problem(
+            Damage.MISSING, MANIFEST_PATH, "it has none: it was never completed, or copied in part"
+        )
         return replace(report, directory=directory, problems=(problem,))
     return replace(report, directory=directory)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound
 from penstock.storage.checkpoint_properties import BehindBarrier
 from penstock.storage.head import HEAD_PATH, HeadStore
-from penstock.storage.manifest import decode_manifest, properties_of
+from penstock.storage.manifest import decode_manifest, file_ends, properties_of
 from penstock.storage.object_store import ObjectStore, delete_all
-from penstock.storage.open_store import open_store, substore
+from penstock.storage.open_store import open_store
 from penstock.storage.savepoint import (
     BESIDE_MANIFEST,
     COMMITTED_PATH,
@@ -20,6 +20,7 @@ from penstock.storage.savepoint import (
     is_of_savepoint,
     looks_like_savepoint,
 )
+from penstock.storage.store_names import substore, without_slash
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class KeptSavepoint:
     """A savepoint, or what is left of one that was never completed.
 
     Attributes:
-        status: "COMPLETE", "INCOMPLETE" (it has no manifest) or "DAMAGED".
+        status: "COMPLETE" (all files are there and long enough), "INCOMPLETE" (it has no manifest) or "DAMAGED".
         problem: what is wrong with a damaged one; "" = nothing.
         taken_at_ms: when it was complete.
         format: "native" or "canonical".
@@ -58,7 +59,7 @@ def list_savepoints(uri: str) -> list[KeptSavepoint]:
         StoreNotFound: there is no such directory.
         StoreTransient: it cannot be read now.
     """
-    uri = uri.rstrip("/")
+    uri = without_slash(uri)
     store = open_store(uri)
     inside = store.first_parts()
     if looks_like_savepoint(inside):
@@ -78,7 +79,7 @@ def list_savepoints(uri: str) -> list[KeptSavepoint]:
 def _kept(uri: str, store: ObjectStore) -> KeptSavepoint:
     objects = store.list("")
     size_bytes = sum(one.size_bytes for one in objects)
-    names = {one.path for one in objects}
+    names = {one.path: one.size_bytes for one in objects}
     if MANIFEST_PATH not in names:
         return KeptSavepoint(uri, "INCOMPLETE", size_bytes=size_bytes)
     try:
@@ -89,9 +90,12 @@ def _kept(uri: str, store: ObjectStore) -> KeptSavepoint:
         properties = properties_of(manifest.properties)
     except (StoreCorrupt, ValueError) as error:
         return KeptSavepoint(uri, "DAMAGED", str(error), size_bytes=size_bytes)
+    cut = [path for path, end in file_ends(manifest).items() if names.get(path, 0) < end]
+    problem = f"{cut[0]}, which it needs, is missing or was copied in part" if cut else ""
     return KeptSavepoint(
         uri,
-        "COMPLETE",
+        "DAMAGED" if cut else "COMPLETE",
+        problem + (f" ({len(cut)} files are)" if len(cut) > 1 else ""),
         job_id=manifest.job_id,
         job_name=manifest.job_name,
         checkpoint_id=manifest.checkpoint_id,
@@ -122,7 +126,7 @@ def dispose(
         JobRejected: it is neither, or somebody needs it.
         StreamError: something cannot be removed now; to be repeated.
     """
-    uri = uri.rstrip("/")
+    uri = without_slash(uri)
     store = open_store(uri)
     try:
         inside = store.first_parts()

@@ -254,8 +254,10 @@ class LocalStore(ObjectStore):
         try:
             with os.scandir(self.root) as entries:
                 names = [entry.name for entry in entries if not entry.name.startswith(".")]
-        except (FileNotFoundError, NotADirectoryError) as error:
+        except FileNotFoundError as error:
             raise StoreNotFound(f"{self.root} is no directory that exists") from error
+        except NotADirectoryError as error:
+            raise StoreNotFound(f"{self.root} is a file, and no directory") from error
         except OSError as error:
             self._fail("listed", self.root, error)
         return tuple(sorted(names))

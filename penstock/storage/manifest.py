@@ -160,6 +160,15 @@ def references(
     return (*snapshots, *done_split_references(manifest.done_splits))
 
 
+def file_ends(manifest: checkpoint_pb2.CheckpointManifest) -> dict[str, int]:
+    """By path of a file: the bytes that it has at least."""
+    ends: dict[str, int] = {}
+    for reference in references(manifest):
+        location = reference.location
+        ends[location.path] = max(ends.get(location.path, 0), location.offset + location.size_bytes)
+    return ends
+
+
 def snapshot_references(snapshot: checkpoint_pb2.SubtaskSnapshot) -> Iterator[StoredReference]:
     """Every range of a file that the snapshot of a subtask refers to, in its order."""
     for operator in snapshot.operators:

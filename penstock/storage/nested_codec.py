@@ -24,29 +24,15 @@ class NestedCodec(EncodedCodec):
     """Lists, structs (dicts of their fields) and maps (dicts; pairs, as Arrow gives them, can be put in)."""
 
     def __init__(self, type_: pa.DataType, name: str) -> None:
-        self.type = type_
-        self._name = name
+        self.type = self.value_type = type_
+        self.name = name
+        self.expected = str(type_)
         self._node = _node(type_)
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
         # The name does not say what becomes of values that were stored as another type.
         return codec_of, (self.type,)
-
-    @property
-    @override
-    def name(self) -> str:
-        return self._name
-
-    @property
-    @override
-    def value_type(self) -> pa.DataType:
-        return self.type
-
-    @property
-    @override
-    def expected(self) -> str:
-        return str(self.type)
 
     @override
     def to_stored(self, value: Any) -> bytes:

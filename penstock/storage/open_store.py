@@ -10,10 +10,8 @@ How S3 is reached is a matter of the process, not of a job: where a process star
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from penstock.errors import ConfigurationError
 from penstock.storage.local_store import LocalStore
@@ -21,9 +19,7 @@ from penstock.storage.object_store import ObjectStore
 from penstock.storage.s3.bucket import S3Bucket
 from penstock.storage.s3.s3_store import S3Store
 from penstock.storage.s3.settings import S3Settings
-
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-
+from penstock.storage.store_names import SCHEME, has_scheme, no_store
 
 _s3: Callable[[], S3Settings] = S3Settings
 
@@ -38,9 +34,9 @@ def use_s3(settings: Callable[[], S3Settings]) -> None:
     _s3 = settings
 
 
-def has_scheme(uri: str) -> bool:
-    """Whether a name says what kind of store it is; else it is a path."""
-    return _SCHEME.match(uri) is not None
+def s3_settings() -> S3Settings:
+    """How this process reaches S3."""
+    return _s3()
 
 
 def open_store(uri: str, *, is_private: bool = True) -> ObjectStore:
@@ -53,7 +49,7 @@ def open_store(uri: str, *, is_private: bool = True) -> ObjectStore:
     Raises:
         ConfigurationError: there is no such kind of store.
     """
-    scheme = _SCHEME.match(uri)
+    scheme = SCHEME.match(uri) if has_scheme(uri) else None
     if scheme is None:
         return LocalStore(Path(uri), is_private=is_private)
     path = uri[scheme.end() :]
@@ -65,10 +61,7 @@ def open_store(uri: str, *, is_private: bool = True) -> ObjectStore:
         prefix = prefix.strip("/")
         if bucket and "//" not in prefix:
             return S3Store(bucket, prefix, _s3())
-    raise ConfigurationError(
-        f"{uri!r} names no store: give the path of a directory, file:// and an absolute path, or "
-        "s3://bucket/prefix"
-    )
+    raise no_store(uri)
 
 
 def directory_of(store: ObjectStore) -> Path | None:
@@ -97,18 +90,14 @@ def place_of(uri: str) -> str:
     """The one name of a place that may be spelt in several ways: links are followed. May block.
 
     Example:
-        >>> place_of("file:///srv/kept/../kept/one/"), place_of("S3://bucket/prefix/")
+        >>> place_of("file:///srv/kept/../kept/one/"), place_of("S3://bucket//prefix/")
         ('/srv/kept/one', 's3://bucket/prefix')
     """
-    scheme = _SCHEME.match(uri)
+    scheme = SCHEME.match(uri)
     if scheme is None:
         return os.path.realpath(uri) if uri else uri
     kind, path = scheme[1].lower(), uri[scheme.end() :]
     if kind == "file" and path.startswith("/"):
         return os.path.realpath(path)
-    return f"{kind}://{path.rstrip('/')}"
-
-
-def substore(uri: str, name: str) -> str:
-    """What the store is named whose objects are those of another one below ``name``."""
-    return f"{uri.rstrip('/')}/{name}"
+    bucket, _, prefix = path.partition("/")
+    return f"{kind}://{bucket}/{prefix.strip('/')}".rstrip("/")

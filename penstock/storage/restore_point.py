@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
 from penstock.pb import checkpoint_pb2
 from penstock.storage.head import HEAD_PATH, FoundManifest, decode_head, find_manifests
-from penstock.storage.manifest import decode_manifest, references
+from penstock.storage.manifest import decode_manifest, file_ends
 from penstock.storage.object_store import ObjectStore, delete_all
-from penstock.storage.open_store import open_store, substore
+from penstock.storage.open_store import open_store
 from penstock.storage.savepoint import MANIFEST_PATH, OWNER_PATH
+from penstock.storage.store_names import substore, without_slash
 
 _CHECKPOINT: Final = re.compile(r"(?P<directory>.+)/chk-(?P<checkpoint_id>\d{1,18})")
 _NAMED_MAX: Final = 5
+_LOOKED_INTO_MAX: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,11 @@ class RestorePoint:
     def is_savepoint(self) -> bool:
         """Whether it is one, or else a checkpoint."""
         return self.manifest.properties.kind == checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT
+
+    @property
+    def has_ended_time(self) -> bool:
+        """Whether event time had ended before it was taken (``stop --drain``): what comes behind it is late."""
+        return self.manifest.properties.behind == checkpoint_pb2.BEHIND_BARRIER_DRAIN
 
     def located(self) -> checkpoint_pb2.CheckpointManifest:
         """The manifest for a job with another directory: its files are named with their store, and no checkpoint of
@@ -119,7 +127,7 @@ def open_restore_point(
         JobRejected: it is not there, or not whole; the message says what is wrong.
         StoreTransient: it cannot be read now.
     """
-    uri = uri.rstrip("/")
+    uri = without_slash(uri)
     if not uri:
         raise JobRejected(f"the path of the savepoint or checkpoint that is to be {use} is empty")
     try:
@@ -132,7 +140,7 @@ def open_restore_point(
 def _whole(uri: str, opened: Callable[[str], ObjectStore]) -> RestorePoint:
     point = _savepoint(uri, opened) or _checkpoint(uri, opened)
     if point is None:
-        raise _UnusableError(_why_none(opened(uri)))
+        raise _UnusableError(_why_none(uri, opened))
     _check_files(point)
     return point
 
@@ -225,7 +233,8 @@ def _content(store: ObjectStore, path: str) -> bytes | None:
         return None
 
 
-def _why_none(store: ObjectStore) -> str:
+def _why_none(uri: str, opened: Callable[[str], ObjectStore]) -> str:
+    store = opened(uri)
     wanted = (
         "give the directory of a savepoint, that of a job's checkpoints (<execution.checkpointing.dir>/<job "
         "id>), or one chk-<n> in it"
@@ -242,27 +251,32 @@ def _why_none(store: ObjectStore) -> str:
             f"part; copy the whole directory, or {wanted}"
         )
     shown = ", ".join(names[:_NAMED_MAX])
+    inside = [name for name in names[:_LOOKED_INTO_MAX] if _has_some(opened(substore(uri, name)))]
+    if inside:
+        return f"it has some in it, but is none itself: name one of them ({', '.join(inside[:_NAMED_MAX])})"
     return (
         f"there is neither a {MANIFEST_PATH} nor a {HEAD_PATH} in it "
         f"(but {shown}): it is no savepoint, or one that was not completed or copied in part; {wanted}"
     )
 
 
+def _has_some(store: ObjectStore) -> bool:
+    """Whether it is the directory of a savepoint, or of a job."""
+    return bool(store.sizes((MANIFEST_PATH, HEAD_PATH)))
+
+
 def _check_files(point: RestorePoint) -> None:
     """Reads the end of each file: what is missing, or was copied in part, is found before anything starts."""
-    ends: dict[str, int] = {}
-    for reference in references(point.manifest):
-        location = reference.location
-        ends[location.path] = max(ends.get(location.path, 0), location.offset + location.size_bytes)
-    for path, end in sorted(ends.items()):
-        if not end:
-            continue
-        try:
-            point.store.read(path, end - 1, 1)
-        except (StoreNotFound, StoreCorrupt) as error:
-            raise _UnusableError(
-                f"{point.store_uri}/{path}, which it needs, is missing or "
-                f"was copied in part: {error}"
-            ) from error
-        except ValueError as error:
-            raise _UnusableError(f"a reference in it is damaged: {error}") from error
+    ends = sorted((path, end) for path, end in file_ends(point.manifest).items() if end)
+    read = 0
+    try:
+        with closing(point.store.ranges((path, end - 1, 1) for path, end in ends)) as contents:
+            for _ in contents:
+                read += 1
+    except (StoreNotFound, StoreCorrupt) as error:
+        raise _UnusableError(
+            f"{point.store_uri}/{ends[read][0]}, which it needs, is missing or "
+            f"was copied in part: {error}"
+        ) from error
+    except ValueError as error:
+        raise _UnusableError(f"a reference in it is damaged: {error}") from error

@@ -57,13 +57,10 @@ def sorted_batch(
 
 
 def _taken(column: pa.Array, order: Int64Array) -> pa.Array:
-    """The values at some places; tombstone marks are mostly all the same."""
+    """The values at some places."""
     if is_plain(column):
         return pa.array(column.to_numpy()[order])
-    is_mark = pa.types.is_boolean(column.type) and not column.null_count
-    if is_mark and column.true_count in (0, len(column)):
-        return column
-    return column.take(pa.array(order))
+    return column if is_same_mark(column) else column.take(pa.array(order))
 
 
 def within(batch: pa.RecordBatch, key_groups: range) -> pa.RecordBatch:
@@ -79,3 +76,9 @@ def within(batch: pa.RecordBatch, key_groups: range) -> pa.RecordBatch:
 def is_plain(column: pa.Array) -> bool:
     """Whether it is an array for numpy, which is faster than Arrow on it."""
     return pa.types.is_integer(column.type) and not column.null_count
+
+
+def is_same_mark(column: pa.Array) -> bool:
+    """Whether it is a column of marks that are all the same, as those of tombstones mostly are."""
+    is_mark = pa.types.is_boolean(column.type) and not column.null_count
+    return is_mark and column.true_count in (0, len(column))

@@ -11,12 +11,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from penstock.pb.checkpoint_pb2 import StatePart
 from penstock.storage.entries.entry_rows import KEY_NAME
 from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_types import BoolArray, Int64Array
 from penstock.storage.run_columns import DELETED
 from penstock.storage.run_lists import joined_lists, marks_of, without_marks
-from penstock.storage.run_reader import SegmentPart
 
 MERGED_BYTES: Final = 16 << 20
 """About so much of a chain, as it is stored, is merged at once; more only where one key-group has more."""
@@ -100,7 +100,7 @@ def _codes(columns: list[pa.Array]) -> Int64Array:
 
 
 def merged_at_once(
-    chain: Sequence[Sequence[SegmentPart]], key_groups: range, limit_bytes: int = MERGED_BYTES
+    chain: Sequence[Sequence[StatePart]], key_groups: range, limit_bytes: int = MERGED_BYTES
 ) -> Iterator[range]:
     """Key-groups whose rows are merged together.
 
@@ -109,7 +109,11 @@ def merged_at_once(
         key_groups: those that are wanted.
 
     Example: small ones together, large ones by themselves.
-        >>> parts = [SegmentPart(0, 0, 60, 0), SegmentPart(1, 2, 40, 0), SegmentPart(3, 3, 90, 0)]
+        >>> sizes = [(0, 0, 60), (1, 2, 40), (3, 3, 90)]
+        >>> parts = [
+        ...     StatePart(first_key_group=first, last_key_group=last, size_bytes=size)
+        ...     for first, last, size in sizes
+        ... ]
         >>> list(merged_at_once([parts], range(4), limit_bytes=100))
         [range(0, 3), range(3, 4)]
     """

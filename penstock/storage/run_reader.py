@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
@@ -14,29 +15,18 @@ from penstock.errors import StoreCorrupt
 from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
 from penstock.storage.object_store import RANGE_BYTES
+from penstock.storage.run_columns import is_plain
 
 WIDTH: Final = b"width"
 """In the metadata of a column of narrow integers: the type that it has in the table."""
 CHECKSUM_BYTES: Final = 4
 """Behind the last batch of a segment that has no parts."""
 
+_JOINED_ROWS: Final = 1 << 15
+_JOINED_BYTES: Final = 4 << 20
+"""A batch that is put together from those of several parts has no more."""
+
 _READ_OPTIONS: Final = pa.ipc.IpcReadOptions(use_threads=False)
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentPart:
-    """Rows of some key-groups within a segment.
-
-    Attributes:
-        first_key_group, last_key_group: of its rows, both inclusive.
-        size_bytes: the parts of a segment lie one behind the other.
-        checksum: CRC-32 of the bytes.
-    """
-
-    first_key_group: int
-    last_key_group: int
-    size_bytes: int
-    checksum: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +43,8 @@ class SegmentPlace:
     handle: checkpoint_pb2.StateHandle
     offset: int
     size_bytes: int
-    parts: Sequence[SegmentPart]
+    parts: Sequence[checkpoint_pb2.StatePart]
     name: str
-
-
-def parts_of(segment: checkpoint_pb2.StateSegment) -> tuple[SegmentPart, ...]:
-    """The parts of a segment."""
-    return tuple(
-        SegmentPart(one.first_key_group, one.last_key_group, one.size_bytes, one.checksum)
-        for one in segment.parts
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +64,17 @@ class _Read:
 
     def batches(self, data: bytes) -> Iterator[pa.RecordBatch]:
         """What has been read, checked."""
+        if self.place.parts:
+            yield from map(_widened, _joined(self._parts(data)))
+            return
+        content = memoryview(data)[:-CHECKSUM_BYTES]
+        stored = int.from_bytes(data[-CHECKSUM_BYTES:], "little")
+        _check(content, stored, self.place, (0, self.place.size_bytes), "")
+        yield from read_segment(content)
+
+    def _parts(self, data: bytes) -> Iterator[tuple[checkpoint_pb2.StatePart, pa.RecordBatch]]:
+        """The batches of the parts, as they were written, each with its part."""
         place, offset = self.place, 0
-        if not place.parts:
-            content = memoryview(data)[:-CHECKSUM_BYTES]
-            stored = int.from_bytes(data[-CHECKSUM_BYTES:], "little")
-            _check(content, stored, place, (0, place.size_bytes), "")
-            yield from read_segment(content)
         for index in range(self.first, self.first + self.count):
             part = place.parts[index]
             content = memoryview(data)[offset : offset + part.size_bytes]
@@ -95,7 +82,8 @@ class _Read:
             which += f"key-groups {part.first_key_group} to {part.last_key_group}, "
             _check(content, part.checksum, place, (self.start + offset, part.size_bytes), which)
             offset += part.size_bytes
-            yield from read_segment(content)
+            for batch in _stored(content):
+                yield part, batch
 
 
 def chain_batches(
@@ -154,22 +142,72 @@ def read_segment(data: bytes | memoryview) -> Iterator[pa.RecordBatch]:
     Raises:
         pyarrow.ArrowInvalid: the bytes are no segment.
     """
+    yield from map(_widened, _stored(data))
+
+
+def _stored(data: bytes | memoryview) -> Iterator[pa.RecordBatch]:
+    """The batches of a segment or part as they were written."""
     source = pa.BufferReader(pa.py_buffer(data))
     while source.tell() < source.size():
         with pa.ipc.open_stream(source, options=_READ_OPTIONS) as reader:
-            yield from map(_widened, reader)
+            yield from reader
+
+
+def _joined(
+    stored: Iterable[tuple[checkpoint_pb2.StatePart, pa.RecordBatch]],
+) -> Iterator[pa.RecordBatch]:
+    """The batches, small ones together where that leaves their key-groups ascending: each costs whoever takes it as
+    much as a thousand rows do."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    last_key_group = -1
+    for part, batch in stored:
+        fits = (
+            part.first_key_group > last_key_group
+            and rows + batch.num_rows <= _JOINED_ROWS
+            and size_bytes + part.size_bytes <= _JOINED_BYTES
+        )
+        if waiting and not (fits and batch.schema.equals(waiting[0].schema, check_metadata=True)):
+            yield _one(waiting)
+            waiting, rows, size_bytes = [], 0, 0
+        waiting.append(batch)
+        rows, size_bytes = rows + batch.num_rows, size_bytes + part.size_bytes
+        last_key_group = part.last_key_group
+    if waiting:
+        yield _one(waiting)
+
+
+def _one(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
 def _widened(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The batch with integers as wide as those of the table."""
-    fields, columns = [], []
-    for field, column in zip(batch.schema, batch.columns, strict=True):
+    schema = _wide_schema(batch.schema.serialize().to_pybytes())
+    columns = [
+        column if column.type == field.type else _as_wide(column, field.type)
+        for field, column in zip(schema, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+@lru_cache(maxsize=64)
+def _wide_schema(narrow: bytes) -> pa.Schema:
+    """The table's schema, of that of a stream; kept, since a segment has thousands of streams of few schemas."""
+    schema = pa.ipc.read_schema(pa.py_buffer(narrow))
+    fields = []
+    for field in schema:
         metadata = dict(field.metadata or {})
         width = metadata.pop(WIDTH, None)
         if width is not None:
             kind = pa.type_for_alias(width.decode())
             field = field.with_type(kind).with_metadata(metadata or None)
-            column = column.cast(kind)
         fields.append(field)
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
+    return pa.schema(fields, schema.metadata)
+
+
+def _as_wide(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Integers as wider ones; by numpy, which asks less of a call, where none is null."""
+    if is_plain(column):
+        return pa.array(column.to_numpy().astype(kind.to_pandas_dtype()))
+    return column.cast(kind)

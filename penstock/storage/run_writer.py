@@ -9,14 +9,16 @@ ends and the next begins. A subtask that restores a range then reads few pieces,
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.storage.run_columns import is_plain
-from penstock.storage.run_reader import WIDTH, SegmentPart
+from penstock.pb import checkpoint_pb2
+from penstock.storage.key_types import Int64Array
+from penstock.storage.run_columns import is_plain, is_same_mark
+from penstock.storage.run_reader import WIDTH
 
 SORTED_BYTES: Final = 16 << 20
 """About so much is sorted at once; more only where one batch has more."""
@@ -46,7 +48,7 @@ class SegmentWriter:
     """
 
     def __init__(self) -> None:
-        self.parts: list[SegmentPart] = []
+        self.parts: list[checkpoint_pb2.StatePart] = []
         self.row_count = 0
 
     @property
@@ -58,7 +60,7 @@ class SegmentWriter:
         """The bytes of rows, which come behind those that were written before.
 
         Args:
-            batches: of several rows of one identity the last one counts, and a batch has none of it twice but for a
+            batches: rows in any order of key-groups; of several rows of one identity the last one counts, and a batch has none of it twice but for a
                 tombstone before a row.
         """
         waiting: list[pa.RecordBatch] = []
@@ -73,9 +75,24 @@ class SegmentWriter:
         if waiting:
             yield from self._written(waiting, size_bytes)
 
+    def whole(
+        self, table: int, namespace: int, file: str, offset: int
+    ) -> checkpoint_pb2.StateSegment:
+        """What was written, as a snapshot names it that has nothing else of a table and namespace."""
+        return checkpoint_pb2.StateSegment(
+            table=table,
+            namespace=namespace,
+            file=file,
+            offset=offset,
+            size_bytes=self.size_bytes,
+            row_count=self.row_count,
+            to_version=1,
+            parts=self.parts,
+        )
+
     def _written(self, batches: list[pa.RecordBatch], size_bytes: int) -> Iterator[memoryview]:
-        # Columns are narrowed for all parts at once: whoever writes holds the interpreter's lock for each column of each.
-        rows = _narrowed(_sorted(batches))
+        # For all parts at once: whoever writes holds the interpreter's lock for each column of each.
+        rows = _sorted(batches)
         options = _options(rows.schema)
         groups = rows.column(0).to_numpy()
         self.row_count += len(groups)
@@ -83,21 +100,47 @@ class SegmentWriter:
             piece = _encoded(rows.slice(start, stop - start), options)
             yield piece
             first, last = int(groups[start]), int(groups[stop - 1])
-            self.parts.append(SegmentPart(first, last, len(piece), zlib.crc32(piece)))
+            self.parts.append(
+                checkpoint_pb2.StatePart(
+                    first_key_group=first,
+                    last_key_group=last,
+                    size_bytes=len(piece),
+                    checksum=zlib.crc32(piece),
+                )
+            )
 
 
-def _sorted(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(batches) == 1:
-        return batches[0]
+def _sorted(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows of batches by ascending key-group, those of one in their order; integers in the narrowest types that hold them.
+
+    Each column is copied once to narrow it, which is the first thing that is done, and once to sort it.
+    """
     groups = np.concatenate([batch.column(0).to_numpy() for batch in batches])
-    columns = [
-        pa.concat_arrays([batch.column(place) for batch in batches])
-        for place in range(batches[0].num_columns)
-    ]
+    order = None
     if (groups[1:] < groups[:-1]).any():
-        order = pa.array(np.argsort(groups, kind="stable"))
-        columns = [column.take(order) for column in columns]
-    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
+        order = np.argsort(groups, kind="stable")
+    fields, columns = [], []
+    for place, field in enumerate(batches[0].schema):
+        pieces = [batch.column(place) for batch in batches]
+        kind = _narrowest(pieces)
+        if kind != field.type:
+            metadata = {**(field.metadata or {}), WIDTH: str(field.type)}
+            field = field.with_type(kind).with_metadata(metadata)
+        fields.append(field)
+        columns.append(_column(pieces, kind, order))
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batches[0].schema.metadata))
+
+
+def _column(pieces: Sequence[pa.Array], kind: pa.DataType, order: Int64Array | None) -> pa.Array:
+    """All values in a type that holds them; those at some places in their order, or all."""
+    if all(map(is_plain, pieces)):
+        arrays = [piece.to_numpy() for piece in pieces]
+        values = np.concatenate(arrays, dtype=kind.to_pandas_dtype(), casting="unsafe")
+        return pa.array(values if order is None else values.take(order))
+    if pieces[0].type != kind:
+        pieces = [piece.cast(kind, safe=False) for piece in pieces]
+    column = pa.concat_arrays(pieces) if len(pieces) > 1 else pieces[0]
+    return column if order is None or is_same_mark(column) else column.take(pa.array(order))
 
 
 def _cuts(groups: np.ndarray, rows_min: int) -> Iterator[tuple[int, int]]:
@@ -113,8 +156,9 @@ def _cuts(groups: np.ndarray, rows_min: int) -> Iterator[tuple[int, int]]:
 
 def write_segment(batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
     """The bytes of a segment, batch by batch, as these are made."""
-    for batch in map(_narrowed, batches):
-        yield _encoded(batch, _options(batch.schema))
+    for batch in batches:
+        rows = _sorted([batch])
+        yield _encoded(rows, _options(rows.schema))
 
 
 def _encoded(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> memoryview:
@@ -128,35 +172,19 @@ def _options(schema: pa.Schema) -> pa.ipc.IpcWriteOptions:
     return _PLAIN if _is_compact(schema) else _COMPRESSED
 
 
-def _narrowed(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with integers in the narrowest types that hold them."""
-    fields, columns = [], []
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        kind = _narrowest(column)
-        if kind != field.type:
-            metadata = {**(field.metadata or {}), WIDTH: str(field.type)}
-            field = field.with_type(kind).with_metadata(metadata)
-            column = (
-                pa.array(column.to_numpy().astype(kind.to_pandas_dtype()))
-                if is_plain(column)
-                else column.cast(kind, safe=False)
-            )
-        fields.append(field)
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
-
-
-def _narrowest(column: pa.Array) -> pa.DataType:
-    if not pa.types.is_integer(column.type):
-        return column.type
-    bounds = pa.compute.min_max(column)
-    smallest, largest = bounds["min"].as_py() or 0, bounds["max"].as_py() or 0
+def _narrowest(pieces: Sequence[pa.Array]) -> pa.DataType:
+    wide = pieces[0].type
+    if not pa.types.is_integer(wide):
+        return wide
+    bounds = [pa.compute.min_max(piece) for piece in pieces]
+    smallest = min(bound["min"].as_py() or 0 for bound in bounds)
+    largest = max(bound["max"].as_py() or 0 for bound in bounds)
     for kind, (lowest, highest) in (_UNSIGNED if smallest >= 0 else _SIGNED).items():
-        if kind.bit_width >= column.type.bit_width:
+        if kind.bit_width >= wide.bit_width:
             break
         if lowest <= smallest and largest <= highest:
             return kind
-    return column.type
+    return wide
 
 
 def _is_compact(schema: pa.Schema) -> bool:

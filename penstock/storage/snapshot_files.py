@@ -42,7 +42,8 @@ from penstock.storage.blobs import (
 )
 from penstock.storage.object_paths import check_path
 from penstock.storage.object_store import ObjectStore, Range, ranges_of
-from penstock.storage.open_store import open_store, substore
+from penstock.storage.open_store import open_store
+from penstock.storage.store_names import substore
 
 SHARED_DIRECTORY: Final = "shared"
 

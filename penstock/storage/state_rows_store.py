@@ -5,8 +5,8 @@ that have something of the wanted key-groups, and RocksDB reads it.
 
 Example: all rows of a state, as batches.
     with StateRows(reader) as rows:
-        for state in keyed_states(manifest):
-            for batch in rows.batches(state):
+        for piece in state.pieces:
+            for namespace, batches in rows.batches_of(state, piece):
                 ...
 """
 
@@ -35,7 +35,7 @@ from penstock.storage.keyed_state import StatePieces, StoredKeyedState, shown_ro
 from penstock.storage.run_columns import TIMER_KIND, within
 from penstock.storage.run_lists import marked
 from penstock.storage.run_merge import identity_of, latest, merged_at_once, whole_lists
-from penstock.storage.run_reader import SegmentPlace, chain_batches, parts_of
+from penstock.storage.run_reader import SegmentPlace, chain_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,12 @@ class StateRows:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._scratch = None
 
-    def batches(
-        self, state: StoredKeyedState, key_groups: range | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows of a state that count, of some key-groups, in batches of ``state.schema``.
+    def batches_of(
+        self, state: StoredKeyedState, piece: StatePieces, key_groups: range | None = None
+    ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
+        """What one subtask has of a state: namespaces with the rows that count, each once, in batches of ``state.schema``.
 
-        Each row comes once, in no order but by subtask and namespace; ``rows`` of windows have their order in
+        Rows are read before the next namespace is asked for. They come in no order; ``rows`` of windows have theirs in
         ``__sequence``.
 
         Args:
@@ -97,14 +97,6 @@ class StateRows:
         Raises:
             StoreNotFound, StoreCorrupt, StoreTransient: a file cannot be read.
         """
-        for piece in state.pieces:
-            for _, rows in self.batches_of(state, piece, key_groups):
-                yield from rows
-
-    def batches_of(
-        self, state: StoredKeyedState, piece: StatePieces, key_groups: range | None = None
-    ) -> Iterator[tuple[int, Iterator[pa.RecordBatch]]]:
-        """What one subtask has of it: namespaces with their rows, which are read before the next one is asked for."""
         for namespace, rows in self.stored_of(state, piece, key_groups):
             yield namespace, shown_rows(state, rows, namespace)
 
@@ -196,7 +188,7 @@ def _place(
     if segment.file not in handles:
         raise StoreCorrupt(f"{where}: the manifest names no such file")
     return SegmentPlace(
-        handles[segment.file], segment.offset, segment.size_bytes, parts_of(segment), where
+        handles[segment.file], segment.offset, segment.size_bytes, segment.parts, where
     )
 
 

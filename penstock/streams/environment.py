@@ -75,10 +75,20 @@ class Environment(Sources):
         parallelism: int | None = None,
         config: Mapping[str, object] | None = None,
     ) -> None:
+        if address is not None and not isinstance(address, str):
+            raise ConfigurationError(
+                f"address is {address!r}; write 'host:port', several as 'host:port,host:port'"
+            )
+        if config is not None and not isinstance(config, Mapping):
+            raise ConfigurationError(
+                f"config is {config!r}; it must be a dict: {{'execution.checkpointing.interval': '1s'}}"
+            )
         values = dict(config or {})
         if parallelism is not None:
             if isinstance(parallelism, bool) or not isinstance(parallelism, int):
-                raise ConfigurationError(f"parallelism is {parallelism!r}; it must be a number")
+                raise ConfigurationError(
+                    f"parallelism is {parallelism!r}; it must be a whole number"
+                )
             values["parallelism.default"] = parallelism
         self._address = address
         self._config = Configuration.from_mapping(values)
@@ -87,6 +97,7 @@ class Environment(Sources):
         self._builder = JobBuilder(lambda: self.execute("collect"), self._submit_for_rows)
         self._embedded = EmbeddedClusters()
         self._clients: dict[str, Client] = {}
+        self._is_closed = False
 
     @property
     def config(self) -> Configuration:
@@ -100,7 +111,11 @@ class Environment(Sources):
         self.close()
 
     def close(self) -> None:
-        """Closes connections and ends an embedded cluster; also happens at the end of the process."""
+        """Closes connections and ends an embedded cluster; also happens at the end of the process.
+
+        No other job can be run then; rows that are here stay readable. Harmless to repeat.
+        """
+        self._is_closed = True
         while self._clients:
             self._clients.popitem()[1].close()
         self._embedded.close()
@@ -250,8 +265,16 @@ class Environment(Sources):
         for rows in collected:
             rows.end_with_loop(job)
 
+    def _check_open(self, call: str) -> None:
+        if self._is_closed:
+            raise JobRejected(
+                f"{call}: this environment has been closed, with its connections and its embedded cluster; make "
+                "another one, ps.Environment(...), or close it later"
+            )
+
     @override
     def _find_persisted(self, name: str) -> client_pb2.PersistedDetails:
+        self._check_open("read_persisted")
         address = current_override().address or self._address
         if address is not None:
             return self._client_at(address).find_persisted(name)
@@ -283,6 +306,9 @@ class Environment(Sources):
         override, start = current_override(), start or {}
         config = self._config.merged(start).merged(override.config)
         check_start({**start, **override.config}, config.execution_state_recovery_path)
+        if config.execution_state_recovery_path:
+            # However it was said, a relative one is meant from here.
+            config = config.merged(start_configuration(config.execution_state_recovery_path))
         return plan_job(
             name,
             sinks,
@@ -292,6 +318,7 @@ class Environment(Sources):
         )
 
     def _client_for(self, graph: graph_pb2.JobGraph) -> Client:
+        self._check_open(f"job {graph.name!r}")
         address = current_override().address or self._address
         if address is None:
             return self._embedded.client_for(graph, self.config)
@@ -299,6 +326,13 @@ class Environment(Sources):
             raise JobRejected(
                 f"{', '.join(self.config.spark_secrets)} is not sent with a job: set it in the configuration of the "
                 "cluster's daemons (penstock.yaml)"
+            )
+        if in_vain := self.config.said_in_vain():
+            _log.warning(
+                "%s: the daemons at %s run already, and no job changes that; it counts where they are started "
+                "(penstock cluster start -D, penstock.yaml)",
+                ", ".join(in_vain),
+                address,
             )
         return self._client_at(address)
 

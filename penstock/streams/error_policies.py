@@ -61,4 +61,8 @@ def _policy(action: str) -> graph_pb2.ErrorPolicy:
         raise JobRejected(
             f"on_error: {action!r} is not 'fail', 'skip' or the name of a side output"
         )
+    if action.lower() in ("fail", "skip"):
+        raise JobRejected(
+            f"on_error: {action!r} would be the name of a side output; did you mean {action.lower()!r}?"
+        )
     return graph_pb2.ErrorPolicy(action=graph_pb2.ERROR_ACTION_SIDE_OUTPUT, tag=action)

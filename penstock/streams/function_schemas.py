@@ -184,7 +184,9 @@ def _emitted_schema(method: Callable[..., Any]) -> pa.Schema | None:
     return schema_from_annotations(method)
 
 
-def _type(call: str, name: str, given: Any) -> pa.DataType:
+def _type(call: str, name: object, given: Any) -> pa.DataType:
+    if not isinstance(name, str):
+        raise JobRejected(f"{call}: schema: {name!r} is no name of a column: give a text")
     if isinstance(given, (str, pa.DataType)):
         return data_type(given)
     record = typing.TypedDict("Columns", {name: given})  # type: ignore[misc]

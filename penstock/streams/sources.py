@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -151,7 +151,7 @@ class Sources(ABC):
         )
         return self._read(operation, call, found)
 
-    def from_rows(self, rows: Sequence[Mapping[str, Any]], schema: Schema = None) -> Stream:
+    def from_rows(self, rows: Iterable[Mapping[str, Any]], schema: Schema = None) -> Stream:
         """Rows that are here, as dicts; None in a column, or a missing key, is null."""
         from penstock.connectors.memory import rows_to_table
 
@@ -308,7 +308,10 @@ class Sources(ABC):
         schema = source.schema
         if not isinstance(schema, pa.Schema):
             raise JobRejected(f"source: {name}.schema is {schema!r}; it must be a pyarrow.Schema")
-        spec = graph_pb2.SourceSpec(custom=graph_pb2.Function(), bounded=bool(source.bounded))
+        bounded: object = source.bounded
+        if not isinstance(bounded, bool):
+            raise JobRejected(f"source: {name}.bounded is {bounded!r}; it must be True or False")
+        spec = graph_pb2.SourceSpec(custom=graph_pb2.Function(), bounded=bounded)
         return self._read(ReadSource(spec, function=source), name, check_schema(name, schema))
 
     def _read(self, operation: ReadSource, label: str, schema: pa.Schema) -> Stream:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.errors import JobRejected
+from penstock.errors import ConfigurationError, JobRejected
 from penstock.graph.logical import (
     ANY_ROUTING,
     NodeInput,
@@ -116,7 +116,10 @@ def _check_function(fn: Any, arguments: int) -> None:
 
 
 def _timeout_ms(timeout: Duration | None) -> int:
-    milliseconds = 0 if timeout is None else duration_ms(timeout)
+    try:
+        milliseconds = 0 if timeout is None else duration_ms(timeout)
+    except ConfigurationError as error:
+        raise JobRejected(f"spark: timeout: {error}") from error
     if timeout is not None and milliseconds < 1:
         raise JobRejected(f"spark: timeout is {timeout!r}; it must be longer than zero, or None")
     return milliseconds

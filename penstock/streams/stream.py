@@ -184,6 +184,9 @@ class Stream(OperatorProperties, StreamColumns, StreamPairs, StreamOutputs, Stre
             return column
         name = column_name(column) if isinstance(column, Expr) else None
         if name is None:
+            if isinstance(column, list | tuple) and column:
+                several = ", ".join(repr(each) for each in column)
+                raise JobRejected(f"key_by: {column!r} is no column: write key_by({several})")
             raise JobRejected(
                 f"key_by: {column!r} is no column: make it one with .with_columns(k=...).key_by('k')"
             )
@@ -364,11 +367,13 @@ class Stream(OperatorProperties, StreamColumns, StreamPairs, StreamOutputs, Stre
                 f"with_event_time: column {column!r} is {kind}; event time is an integer (milliseconds "
                 f"since the epoch), a timestamp or a date.{_event_time_remedy(column, kind)}"
             )
-        operation = AssignEventTime(
-            column,
-            duration_ms(out_of_orderness),
-            0 if idle_timeout is None else duration_ms(idle_timeout),
-        )
+        idle_timeout_ms = 0 if idle_timeout is None else duration_ms(idle_timeout)
+        if idle_timeout is not None and idle_timeout_ms == 0:
+            raise JobRejected(
+                "with_event_time: idle_timeout is 0; every split would be silent for longer, between two reads: give a "
+                "time in which rows come, or leave it out where a silent split shall hold event time back"
+            )
+        operation = AssignEventTime(column, duration_ms(out_of_orderness), idle_timeout_ms)
         timed = self._then(
             operation, "with_event_time", self.schema, has_event_time=True, is_inserted=True
         )
@@ -415,7 +420,6 @@ class Stream(OperatorProperties, StreamColumns, StreamPairs, StreamOutputs, Stre
         *,
         has_event_time: bool | None = None,
         is_inserted: bool = False,
-        hidden_columns: frozenset[str] = frozenset(),
     ) -> Stream:
         node = self._builder.add(
             operation,
@@ -426,7 +430,6 @@ class Stream(OperatorProperties, StreamColumns, StreamPairs, StreamOutputs, Stre
                 input_has_event_time(self._source) if has_event_time is None else has_event_time
             ),
             is_inserted=is_inserted,
-            hidden_columns=hidden_columns,
         )
         return stream_of(self._builder, node)
 

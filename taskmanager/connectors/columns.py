@@ -54,7 +54,7 @@ class ColumnPlan:
             return pa.scalar(text, pa.string()).cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise TaskFailure(
-                f'{self._path}: the directory says {field.name}="{text}", which is not {field.type}'
+                f'{self._path}: the directory says {field.name}="{text}", which is not {field.type}; give a schema= that fits all directories'
             ) from error
 
     def check_present(self, file_schema: pa.Schema) -> None:

@@ -11,7 +11,7 @@ from penstock.connectors.csv_structure import last_row_end, row_ends
 from penstock.connectors.inference import parse_csv_header
 from penstock.connectors.messages import delimiter_hint, shorten
 from penstock.connectors.text_options import TextOptions
-from penstock.connectors.text_parsing import is_utf8, parse_csv
+from penstock.connectors.text_parsing import parse_csv, utf8_problem
 from penstock.errors import JobRejected, TaskFailure
 from taskmanager.connectors.columns import ColumnPlan
 from taskmanager.connectors.text_format import Block, TextFormat, table_to_batch
@@ -86,8 +86,8 @@ class CsvFormat(TextFormat):
 
     @override
     def explain(self, row: bytes) -> str:
-        if not is_utf8(row):
-            return "not valid UTF-8"
+        if problem := utf8_problem(row):
+            return problem
         if not _is_closed(row, self._delimiter):
             return f"malformed CSV: {_OPEN_QUOTE}"
         texts = dict.fromkeys(self._names, pa.string())

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
+from penstock.rows.time_text import check_time_texts
 from taskmanager.connectors.json_text import json_rows
 
 ROW_GROUP_ROWS = 128 * 1024
@@ -88,6 +89,7 @@ class CsvEncoder(FileEncoder):
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
+        _refuse_times_without_text(batch)
         if batch.num_columns > 1 or not batch.column(0).null_count:
             self._writer.write_batch(batch)
         else:
@@ -96,6 +98,12 @@ class CsvEncoder(FileEncoder):
     @override
     def finish(self) -> None:
         self._writer.close()
+
+
+def _refuse_times_without_text(batch: pa.RecordBatch) -> None:
+    for column in batch.columns:
+        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+            check_time_texts(column)
 
 
 def _lines_of(column: pa.Array) -> bytes:
@@ -120,6 +128,7 @@ class JsonEncoder(FileEncoder):
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
+        _refuse_times_without_text(batch)
         self._file.write(json_rows(batch))
 
     @override

@@ -24,11 +24,13 @@ Invariants:
 
 from __future__ import annotations
 
+import errno
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import structlog
@@ -46,7 +48,7 @@ from taskmanager.connectors.hidden_files import output_tag
 from taskmanager.connectors.hive_partitions import split_by_partition
 from taskmanager.connectors.local_output import LocalOutput
 from taskmanager.connectors.output_files import SLICE_BYTES, OutputFile, PreparedFiles
-from taskmanager.connectors.output_place import FileNames, OutputPlace
+from taskmanager.connectors.output_place import FileNames, FoundFile, OutputPlace
 from taskmanager.connectors.s3_output import S3Output
 from taskmanager.connectors.sink_writer import SinkWriter
 
@@ -85,8 +87,8 @@ class FileSinkWriter(SinkWriter):
         """Of those held, what the checkpoint that is being taken does not end."""
         self._finished: list[OutputFile] = []
         self._adopted: list[FileNames] = []
-        self._sizes: dict[str, int] = {}
-        """By pending name, of files that are safe and not committed; any thread."""
+        self._facts: dict[str, dict[str, Any]] = {}
+        """By pending name, what a restore finds again of files that are safe and not committed; any thread."""
         self._prepared = PreparedFiles(self._complete, self._sync)
         self._count = 0
         self._has_rival = False
@@ -107,7 +109,8 @@ class FileSinkWriter(SinkWriter):
         if not self._partition_by:
             self._write("", rows)
         else:
-            slices = split_by_partition(rows, self._partition_by)
+            with self._writing(self._directory):
+                slices = split_by_partition(rows, self._partition_by)
             held_slices = sum(self._write(directory, part) for directory, part in slices)
             held_bytes = self._held_bytes + rows.nbytes + held_slices * SLICE_BYTES
             self._held_bytes = held_bytes if self._held else 0
@@ -206,7 +209,8 @@ class FileSinkWriter(SinkWriter):
             self._start_file(file)
         with self._writing(file.names.hidden):
             file.complete()
-        self._sizes[file.names.pending] = file.complete_bytes
+        facts: dict[str, Any] = {"size_bytes": file.complete_bytes, "crc32": file.checksum}
+        self._facts[file.names.pending] = facts | ({"etag": file.etag} if file.etag else {})
 
     def _sync(self, directory: Path) -> None:
         with self._writing(str(directory)):
@@ -254,7 +258,8 @@ class FileSinkWriter(SinkWriter):
             self._count += 1
             with self._writing(path):
                 Path(path).rename(names.pending)
-                self._sizes |= self._place.sizes([names.pending])
+                found = self._place.found([names.pending])[names.pending]
+                self._facts[names.pending] = {"size_bytes": found.size_bytes}
             self._adopted.append(names)
             directories |= names.directories
         for directory in directories:
@@ -319,9 +324,8 @@ class FileSinkWriter(SinkWriter):
     def described(self, committables: list[bytes]) -> list[bytes]:
         found = []
         for fields in map(json.loads, committables):
-            size_bytes = self._sizes.get(fields.get("held_of", fields["pending"]))
-            known = {} if size_bytes is None else {"size_bytes": size_bytes}
-            found.append(json.dumps(fields | known).encode())
+            facts = self._facts.get(fields.get("held_of", fields["pending"]), {})
+            found.append(json.dumps(fields | facts).encode())
         return found
 
     @override
@@ -349,7 +353,7 @@ class FileSinkWriter(SinkWriter):
         with self._writing(self._directory):
             missing = self._place.commit(pairs, is_repeated=is_repeated)
         for pending, _ in pairs:
-            self._sizes.pop(pending, None)
+            self._facts.pop(pending, None)
         return missing
 
     @override
@@ -381,7 +385,7 @@ class FileSinkWriter(SinkWriter):
         with self._writing(self._directory):
             self._place.remove_pending(names)
         for name in names:
-            self._sizes.pop(name, None)
+            self._facts.pop(name, None)
         self._place.remove_made()
 
     # -- the beginning and the end of an attempt
@@ -407,15 +411,29 @@ class FileSinkWriter(SinkWriter):
         """What is still to be committed must be what was prepared: readers would see a part of it for good."""
         named = {fields["pending"]: fields for fields in map(json.loads, committables)}
         with self._writing(self._directory):
-            sizes = self._place.sizes([one for one in named if "size_bytes" in named[one]])
-        for pending, size_bytes in sizes.items():
+            found = self._place.found([one for one in named if "size_bytes" in named[one]])
+        for pending, file in found.items():
             expected = named[pending]["size_bytes"]
-            if size_bytes != expected:
+            wrong = (
+                f"{file.size_bytes} are there"
+                if file.size_bytes != expected
+                else self._altered(named[pending], file)
+            )
+            if wrong:
                 raise Unrecoverable(
-                    f"{pending}: {expected} bytes of output were prepared under this name, {size_bytes} are there: it "
+                    f"{pending}: {expected} bytes of output were prepared under this name, {wrong}: it "
                     f"cannot be committed as {named[pending]['final']}; put the file back as it was, or start from "
                     "another checkpoint or savepoint (from another job's also with --in-doubt leave)"
                 )
+
+    def _altered(self, fields: dict[str, Any], file: FoundFile) -> str:
+        """What is wrong with a file of the right size; "" = nothing. Few are there: most have been committed."""
+        if "crc32" not in fields or (file.etag and file.etag == fields.get("etag")):
+            return ""
+        # A copy of an object, made by whomever, may have another etag.
+        with self._writing(fields["pending"]):
+            found = self._place.checksum(fields["pending"])
+        return "" if found == fields["crc32"] else "which have been altered"
 
     @override
     def close(self) -> None:
@@ -428,11 +446,23 @@ class FileSinkWriter(SinkWriter):
             self._place.remove_pending([names.pending for names in self._adopted])
         self._place.remove_made()
 
+    def _too_long(self, path: str) -> str:
+        advice = "use a directory with a shorter name"
+        if self._partition_by:
+            columns = ", ".join(self._partition_by)
+            advice = (
+                f"the values of {columns} become names of directories (partition_by), in which most characters but "
+                "letters and digits of ASCII take three bytes for each of theirs: shorten them in front of the sink"
+            )
+        return f"{shorten(path, 400)}: the name is too long for the file system: {advice}"
+
     @contextmanager
     def _writing(self, path: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                raise Unrecoverable(self._too_long(path)) from error
             raise TaskFailure(
                 f"{path}: cannot be written: {os_reason(error)}; check the output directory "
                 f"{self._directory} (space, permissions) on this TaskManager"

@@ -43,7 +43,7 @@ class FileSource(Source):
 
     Watching takes a file once it has not changed for a whole interval: its last change is that old by
     the clock, or two listings an interval apart show the same size and time. A file moved into place
-    keeps its old time, so it is taken at once. What is done to a file after that is not seen. A listing then gives
+    keeps its old time, so it is taken at once. An empty one is about to be written. What is done to a file after that is not seen. A listing then gives
     what is new in it, whereas that of a bounded source gives everything.
     """
 
@@ -114,6 +114,8 @@ class FileSource(Source):
     def _is_complete(self, file: ListedFile, now_ms: int) -> bool:
         if self.bounded or file.etag:  # an object appears whole
             return True
+        if file.size_bytes == 0:
+            return False
         before = self._seen.get(file.path)
         if before is None or before[0] != file:
             before = (file, now_ms)

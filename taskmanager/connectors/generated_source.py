@@ -163,9 +163,9 @@ class GeneratorSource(NumberedRowsSource):
             )
         if batch.schema.equals(self._schema):
             return batch
-        return pa.RecordBatch.from_arrays(
-            [self._column(batch, field, call) for field in self._schema], schema=self._schema
-        )
+        columns = [self._column(batch, field, call) for field in self._schema]
+        # What nobody behind the source reads is not in the schema, and comes all the same: it is left out.
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _column(self, batch: pa.RecordBatch, field: pa.Field, call: str) -> pa.Array:
         index = batch.schema.get_field_index(field.name)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.connectors.listing import HIVE_NULL
+from penstock.rows.time_text import time_texts
 
 
 def split_by_partition(
@@ -23,35 +24,31 @@ def split_by_partition(
     Returns:
         (relative directory, rows), sorted by directory.
     """
-    codes = np.zeros(batch.num_rows, dtype=np.int64)
-    names: list[list[str]] = []
+    group_of_row = np.zeros(batch.num_rows, dtype=np.int64)
+    directories = [""]
     for column in columns:
-        texts = batch.column(batch.schema.get_field_index(column)).cast(pa.string())
+        values = batch.column(batch.schema.get_field_index(column))
+        is_time = pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)
+        texts = time_texts(values) if is_time else values.cast(pa.string())
         encoded = texts.dictionary_encode(null_encoding="encode")
-        values = encoded.dictionary.to_pylist()
-        names.append([directory_name(column, value) for value in values])
-        codes = codes * len(values) + encoded.indices.to_numpy(zero_copy_only=False)
-    present, group_of_row = np.unique(codes, return_inverse=True)
+        names = [directory_name(column, value) for value in encoded.dictionary.to_pylist()]
+        codes = group_of_row * len(names) + encoded.indices.to_numpy(zero_copy_only=False)
+        present, group_of_row = np.unique(codes, return_inverse=True)
+        directories = [
+            f"{directories[code // len(names)]}{names[code % len(names)]}/" for code in present
+        ]
     rows = batch.drop_columns(list(columns))
-    directories = [_directory(int(code), names) for code in present]
-    if len(present) == 1:
+    directories = [directory.removesuffix("/") for directory in directories]
+    if len(directories) == 1:
         return [(directories[0], rows)]
     order = np.argsort(group_of_row, kind="stable")
-    bounds = np.searchsorted(group_of_row[order], np.arange(len(present) + 1))
+    bounds = np.searchsorted(group_of_row[order], np.arange(len(directories) + 1))
     sorted_rows = rows.take(pa.array(order))
     groups = [
         (directory, sorted_rows.slice(int(bounds[index]), int(bounds[index + 1] - bounds[index])))
         for index, directory in enumerate(directories)
     ]
     return sorted(groups, key=lambda group: group[0])
-
-
-def _directory(code: int, names: list[list[str]]) -> str:
-    parts: list[str] = []
-    for values in reversed(names):
-        code, index = divmod(code, len(values))
-        parts.append(values[index])
-    return "/".join(reversed(parts))
 
 
 def directory_name(column: str, value: str | None) -> str:

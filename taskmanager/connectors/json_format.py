@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,13 @@ from typing_extensions import override
 from penstock.connectors.json_shape import JsonShape, NotTabularJsonError, detect_shape
 from penstock.connectors.json_structure import ArrayScan, elements_as_lines, scan_array
 from penstock.connectors.messages import shorten
-from penstock.connectors.text_parsing import is_utf8, json_columns, json_parse_schema, parse_json
+from penstock.connectors.text_parsing import (
+    is_utf8,
+    json_columns,
+    json_parse_schema,
+    parse_json,
+    utf8_problem,
+)
 from penstock.errors import TaskFailure
 from taskmanager.connectors.columns import ColumnPlan
 from taskmanager.connectors.text_format import Block, TextFormat, table_to_batch
@@ -63,10 +70,10 @@ class _JsonFormat(TextFormat):
 
     @override
     def explain(self, row: bytes) -> str:
-        if not is_utf8(row):
-            return "not valid UTF-8"
+        if problem := utf8_problem(row):
+            return problem
         try:
-            value = json.loads(row)
+            value = json.loads(row, parse_float=_finite)
         except ValueError as error:
             return f"malformed JSON: {error}"
         except RecursionError:
@@ -82,6 +89,13 @@ class _JsonFormat(TextFormat):
                 shown = shorten(json.dumps(value.get(field.name)), 100)
                 return f'column "{field.name}": {shown} is not {field.type}'
         return "malformed JSON: a key is there twice, or more than one value stands here"
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{shorten(text, 100)} is beyond what a number with fractions holds")
+    return number
 
 
 def _json_type(value: Any) -> str:

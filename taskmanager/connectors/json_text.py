@@ -23,15 +23,12 @@ _NEEDS_ESCAPE = r'["\\\x00-\x1f]'
 _NULL = "null"
 
 
-def json_rows(
-    batch: pa.RecordBatch, *, before: str = "", after: str = "\n", space: str = ""
-) -> bytes:
-    """Every row as one JSON object.
+def json_rows(batch: pa.RecordBatch, *, before: str = "", space: str = "") -> bytes:
+    """Every row as one JSON object, on a line of its own.
 
     Args:
         batch: n rows.
         before: text in front of each object.
-        after: text behind each object.
         space: text behind each colon and comma.
 
     Returns:
@@ -43,7 +40,7 @@ def json_rows(
         pieces.append(f"{glue}{json.dumps(name, ensure_ascii=False)}:{space}")
         pieces.append(_column_text(batch.column(index)))
         glue = "," + space
-    pieces.append("}" + after)
+    pieces.append("}\n")
     return _concatenated(pc.binary_join_element_wise(*pieces, ""))
 
 

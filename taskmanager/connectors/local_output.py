@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from typing_extensions import override
 
@@ -20,9 +21,10 @@ from taskmanager.connectors.hidden_files import (
     output_tag,
     remove_hidden,
 )
-from taskmanager.connectors.output_place import FileNames, HiddenFile, OutputPlace
+from taskmanager.connectors.output_place import FileNames, FoundFile, HiddenFile, OutputPlace
 
 _CREATE_TRIES = 10
+_READ_BYTES: Final = 1 << 20
 
 
 class LocalOutput(OutputPlace):
@@ -114,11 +116,19 @@ class LocalOutput(OutputPlace):
         return missing
 
     @override
-    def sizes(self, names: Collection[str]) -> Mapping[str, int]:
+    def found(self, names: Collection[str]) -> Mapping[str, FoundFile]:
         found = {}
         for name in names:
             with suppress(FileNotFoundError):
-                found[name] = Path(name).stat().st_size
+                found[name] = FoundFile(Path(name).stat().st_size)
+        return found
+
+    @override
+    def checksum(self, name: str) -> int:
+        found = 0
+        with Path(name).open("rb") as file:
+            while part := file.read(_READ_BYTES):
+                found = zlib.crc32(part, found)
         return found
 
     @override
@@ -171,22 +181,23 @@ class LocalOutput(OutputPlace):
 
 class _LocalFile(HiddenFile):
     def __init__(self, stream: BinaryIO, path: Path, pending: Path) -> None:
-        self.stream = stream
+        super().__init__(stream.write, stream.tell)
+        self._file = stream
         self._path = path
         self._pending = pending
 
     @override
     def complete(self) -> None:
-        self.stream.flush()
-        os.fsync(self.stream.fileno())
-        self.stream.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
         self._path.rename(self._pending)
 
     @override
     def release(self) -> None:
         with suppress(OSError):
             # Its content is given up; a full disk must not stand in the way of removing it.
-            self.stream.close()
+            self._file.close()
 
     @override
     def remove(self) -> None:

@@ -43,6 +43,7 @@ class OutputFile:
         created_ms: when the first row came.
         written_ms: when the last row came.
         complete_bytes: size of the file, once it is complete.
+        checksum, etag: of it then.
     """
 
     names: FileNames
@@ -53,6 +54,8 @@ class OutputFile:
     was_written: bool = True
     is_complete: bool = False
     complete_bytes: int = 0
+    checksum: int = 0
+    etag: str = ""
     _file: HiddenFile | None = None
     _encoder: FileEncoder | None = None
 
@@ -129,7 +132,9 @@ class OutputFile:
         assert self._file is not None, "it is started"
         self._encoder.finish()
         self.complete_bytes = self._file.stream.tell()
+        self.checksum = self._file.checksum
         self._file.complete()
+        self.etag = self._file.etag
         self._encoder = None
         self.is_complete = True
 

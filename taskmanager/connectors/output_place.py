@@ -6,11 +6,15 @@ is committed; a savepoint that names it gives it a *held* one besides. Names are
 
 from __future__ import annotations
 
+import io
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
+
+from typing_extensions import Buffer, override
 
 from penstock.connectors.sink import SinkContext
 
@@ -29,14 +33,64 @@ class FileNames:
     directories: frozenset[Path] = field(default=frozenset())
 
 
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A pending or held file that is there.
+
+    Attributes:
+        etag: see ``HiddenFile``.
+    """
+
+    size_bytes: int
+    etag: str = ""
+
+
+class _CheckedStream(io.RawIOBase):
+    """Takes the checksum of what is written."""
+
+    def __init__(self, write: Callable[[Buffer], int], tell: Callable[[], int]) -> None:
+        self._write = write
+        self._tell = tell
+        self.checksum = 0
+
+    @override
+    def writable(self) -> bool:
+        return True
+
+    @override
+    def write(self, data: Buffer) -> int:
+        self.checksum = zlib.crc32(data, self.checksum)
+        return self._write(data)
+
+    @override
+    def tell(self) -> int:
+        return self._tell()
+
+
 class HiddenFile(ABC):
     """A file that rows are added to.
+
+    Args:
+        write: adds bytes to it.
+        tell: how many there are.
 
     Attributes:
         stream: takes its bytes.
     """
 
-    stream: BinaryIO
+    def __init__(self, write: Callable[[Buffer], int], tell: Callable[[], int]) -> None:
+        self._checked = _CheckedStream(write, tell)
+        self.stream = cast("BinaryIO", self._checked)
+
+    @property
+    def checksum(self) -> int:
+        """CRC-32 of what was written."""
+        return self._checked.checksum
+
+    @property
+    def etag(self) -> str:
+        """What the server calls this content under this name, once the file is complete; "" = there is no server."""
+        return ""
 
     @property
     def unsent_bytes(self) -> int:
@@ -101,8 +155,12 @@ class OutputPlace(ABC):
         """
 
     @abstractmethod
-    def sizes(self, names: Collection[str]) -> Mapping[str, int]:
-        """Sizes in bytes of pending or held files, as far as they are there."""
+    def found(self, names: Collection[str]) -> Mapping[str, FoundFile]:
+        """Pending or held files, as far as they are there."""
+
+    @abstractmethod
+    def checksum(self, name: str) -> int:
+        """CRC-32 of a pending or held file that is there, all of which is read."""
 
     @abstractmethod
     def held_name(self, pending: str, final: str, savepoint_id: int) -> str:

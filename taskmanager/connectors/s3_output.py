@@ -7,22 +7,22 @@ repeated from any point of that. Names carry job, sink, subtask and attempt, as 
 
 from __future__ import annotations
 
-import io
 import re
+import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Final, cast
+from typing import Final
 
-from typing_extensions import Buffer, override
+from typing_extensions import override
 
 from penstock.connectors.compacted import ReplacedFiles, replaced_place
 from penstock.connectors.sink import SinkContext
 from penstock.errors import StoreNotFound
 from penstock.storage.open_store import open_bucket
 from penstock.storage.s3.bucket import S3Bucket
-from penstock.storage.s3.upload import ObjectWriter
+from penstock.storage.s3.ranges import BLOCK_BYTES, ObjectRanges
 from taskmanager.connectors.hidden_files import output_tag
-from taskmanager.connectors.output_place import FileNames, HiddenFile, OutputPlace
+from taskmanager.connectors.output_place import FileNames, FoundFile, HiddenFile, OutputPlace
 
 _PENDING: Final = "_pending"
 _HELD: Final = "_held"
@@ -85,9 +85,23 @@ class S3Output(OutputPlace):
         return there | {left[uri] for uri in ReplacedFiles().among(left)}
 
     @override
-    def sizes(self, names: Collection[str]) -> Mapping[str, int]:
-        found = self._bucket.sizes(map(_key, names))
-        return {name: found[key] for name in names if (key := _key(name)) in found}
+    def found(self, names: Collection[str]) -> Mapping[str, FoundFile]:
+        found = self._bucket.which(map(_key, names))
+        return {
+            name: FoundFile(one.size_bytes, one.etag)
+            for name in names
+            if (one := found.get(_key(name))) is not None
+        }
+
+    @override
+    def checksum(self, name: str) -> int:
+        found = self._bucket.find(_key(name))
+        if found is None:
+            raise StoreNotFound(f"{name} is gone")
+        ranges, checksum = ObjectRanges(self._bucket, found, range(found.size_bytes)), 0
+        for offset in range(0, found.size_bytes, BLOCK_BYTES):
+            checksum = zlib.crc32(ranges.read(offset, BLOCK_BYTES), checksum)
+        return checksum
 
     @override
     def held_name(self, pending: str, final: str, savepoint_id: int) -> str:
@@ -169,8 +183,15 @@ class _ObjectFile(HiddenFile):
     def __init__(self, bucket: S3Bucket, key: str) -> None:
         self._bucket = bucket
         self._key = key
-        self._writer = bucket.writer(key)
-        self.stream = cast("BinaryIO", _Stream(self._writer))
+        self._writer = writer = bucket.writer(key)
+        super().__init__(
+            lambda data: writer.write(memoryview(data).cast("B")), lambda: writer.size_bytes
+        )
+
+    @property
+    @override
+    def etag(self) -> str:
+        return self._writer.etag
 
     @property
     @override
@@ -193,20 +214,3 @@ class _ObjectFile(HiddenFile):
     def remove(self) -> None:
         self.release()
         self._bucket.delete([self._key])
-
-
-class _Stream(io.RawIOBase):
-    def __init__(self, writer: ObjectWriter) -> None:
-        self._writer = writer
-
-    @override
-    def writable(self) -> bool:
-        return True
-
-    @override
-    def write(self, data: Buffer) -> int:
-        return self._writer.write(memoryview(data).cast("B"))
-
-    @override
-    def tell(self) -> int:
-        return self._writer.size_bytes

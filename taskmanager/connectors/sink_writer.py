@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from penstock.connectors.sink import Sink, SinkContext, is_two_phase
 from penstock.errors import InvariantViolation, JobRejected, TaskFailure
+from penstock.functions.functions import check_has_run
 from penstock.rows.column_values import short_repr
 from penstock.storage.plain_codecs import MsgpackCodec
 from taskmanager.user_code.calls import calling_user_code
@@ -176,18 +177,18 @@ class UserSinkWriter(SinkWriter):
     @override
     def open(self, ctx: SinkContext) -> None:
         with calling_user_code(f"{self._name}.open", self._operator):
-            self._sink.open(ctx)
+            check_has_run(self._sink.open(ctx), "open")  # type: ignore[func-returns-value]
 
     @override
     def write(self, batch: pa.RecordBatch) -> None:
         self._has_unprepared = self._is_two_phase
         with calling_user_code(f"{self._name}.write", self._operator):
-            self._sink.write(batch)
+            check_has_run(self._sink.write(batch), "write")
 
     @override
     def flush(self) -> None:
         with calling_user_code(f"{self._name}.flush", self._operator):
-            self._sink.flush()
+            check_has_run(self._sink.flush(), "flush")  # type: ignore[func-returns-value]
 
     @property
     @override
@@ -225,15 +226,15 @@ class UserSinkWriter(SinkWriter):
     def commit(self, committables: list[bytes]) -> None:
         for committable in map(self._codec.to_value, committables):
             with calling_user_code(f"{self._name}.commit", self._operator):
-                self._sink.commit(committable)
+                check_has_run(self._sink.commit(committable), "commit")  # type: ignore[func-returns-value]
 
     @override
     def abort(self, committables: list[bytes]) -> None:
         for committable in map(self._codec.to_value, committables):
             with calling_user_code(f"{self._name}.abort", self._operator):
-                self._sink.abort(committable)
+                check_has_run(self._sink.abort(committable), "abort")  # type: ignore[func-returns-value]
 
     @override
     def close(self) -> None:
         with calling_user_code(f"{self._name}.close", self._operator):
-            self._sink.close()
+            check_has_run(self._sink.close(), "close")  # type: ignore[func-returns-value]

@@ -70,11 +70,6 @@ class HelperProcessRunner:
         self._log = get_logger(__name__)
         self.restart_count = 0
 
-    @property
-    def pid(self) -> int | None:
-        """Its process id, None while there is none."""
-        return None if self.process is None else self.process.child.pid
-
     # ------------------------------------------------------------ life
 
     async def start(self) -> internal_pb2.DataEndpoint:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
-from taskmanager.kernels.interface import Kernels
+if TYPE_CHECKING:
+    from taskmanager.kernels.compiled import Kernels
 
 
 @functools.cache
@@ -12,13 +14,13 @@ def kernels() -> Kernels:
     """The kernels, compiled or loaded when first asked for (see ``warm_up``)."""
     from taskmanager.kernels import compiled
 
-    return compiled
+    return compiled.Kernels()
 
 
 def warm_up() -> None:
     """Compiles all kernels, or loads them from ``NUMBA_CACHE_DIR``; starts no thread.
 
     Called before the first slot process is forked, so that a task never waits for a compiler: every
-    kernel has one fixed signature and is ready when this returns.
+    kernel has fixed signatures and is ready when this returns.
     """
     kernels()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -11,13 +11,15 @@ from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch, bounds_of
 from penstock.storage.key_types import BoolArray, ByteArray, Int64Array
-from taskmanager.kernels.interface import (
+from taskmanager.kernels.layout import (
     ARENA_HEADER_BYTES,
     STATE_ARENA_DEAD,
     STATE_ARENA_USED,
-    Kernels,
 )
 from taskmanager.kernels.slot_table import KeyRecords
+
+if TYPE_CHECKING:
+    from taskmanager.kernels.compiled import Kernels
 
 ARENA_COMPACTION_MIN_BYTES: Final = 1 << 16
 

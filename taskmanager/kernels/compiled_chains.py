@@ -17,7 +17,23 @@ def extend_chains(
     entries: Int64Array,
     used: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.extend_chains``."""
+    """Adds n values to the chains of their groups, from ``row`` on.
+
+    A chain is made of blocks with room for 1, 2, 4, ... values; in front of each block is where the one before
+    it ends.
+
+    Args:
+        groups: int64[n].
+        sequence: int64[n], kept beside each value.
+        first: the position of the first of the n values.
+        end: by group the entry behind its newest value; changed.
+        count: by group how many it has; changed.
+        entries: int64[m, 2], position and sequence of values; changed.
+        used: int64[1], how many of the entries are taken; changed.
+
+    Returns:
+        How many of the n are done: not all where there was no entry left.
+    """
     while row < len(groups):
         group = groups[row]
         held = count[group]
@@ -45,7 +61,15 @@ def read_chains(
     positions: Int64Array,
     sequence: Int64Array,
 ) -> None:
-    """See ``interface.Kernels.read_chains``."""
+    """What lies in the chains of n groups, one group after the other, oldest first.
+
+    Args:
+        end: int64[n], see ``extend_chains``.
+        bounds: int64[n + 1], 0 and the running sums of how many values they have.
+        entries: see ``extend_chains``.
+        positions: int64[bounds[n]], filled.
+        sequence: int64[bounds[n]], filled.
+    """
     for chain in range(len(end)):
         first, stop = bounds[chain], end[chain]
         length = bounds[chain + 1] - first

@@ -18,7 +18,11 @@ _ONE = np.uint64(1)
 
 @kernel(VOID(INT64S_IN, UINT64, UINT64S))
 def add_word_bits(words: Int64Array, seed: int, bits: UInt64Array) -> None:
-    """See ``interface.Kernels.add_word_bits``."""
+    """Adds to ``bits`` (uint64[n]) what int64[n] words of a column contribute to their rows.
+
+    Args:
+        seed: of the column, below 2**64.
+    """
     for row in range(len(words)):
         word = (np.uint64(words[row]) ^ seed) * _MULTIPLIER
         bits[row] += word ^ (word >> np.uint64(32))
@@ -34,5 +38,9 @@ def _weighted_sum(bits: UInt64Array, first_row: int) -> Any:
 
 
 def weighted_sum(bits: UInt64Array, first_row: int) -> int:
-    """See ``interface.Kernels.weighted_sum``."""
+    """The sum, modulo 2**64, of the mixed bits of n rows, each times the weight of its offset.
+
+    Args:
+        first_row: offset of the first row.
+    """
     return int(_weighted_sum(bits, first_row))

@@ -9,8 +9,8 @@ import numpy as np
 from penstock.storage.hashing import GOLDEN
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels.compiled_words import mix
-from taskmanager.kernels.interface import PAIRS_MAX
 from taskmanager.kernels.jit import BOOLS, INT64, INT64S, INT64S_IN, VOID, inlined, kernel
+from taskmanager.kernels.layout import PAIRS_MAX
 
 _GOLDEN = np.uint64(GOLDEN)
 _POSITION = np.int64(PAIRS_MAX - 1)
@@ -32,7 +32,15 @@ def add_pairs(
     count: int,
     is_new: BoolArray,
 ) -> int:
-    """See ``interface.Kernels.add_pairs``."""
+    """Adds n pairs of words to a set; those that it has already stay where they are.
+
+    Args:
+        slots: a power of two of them, more than pairs; -1 = empty, else the position of a pair, and above it
+            bits of its hash; changed.
+        held_ones: the pairs by position, as ``held_others``, with room for n more; changed.
+        count: pairs that are held; returned as it is now.
+        is_new: bool[n], filled: which were not there.
+    """
     mask = np.uint64(len(slots) - 1)
     seen = np.int64(0)
     for row in range(len(ones)):  # brings what is needed next into the caches, many at a time
@@ -65,7 +73,7 @@ def add_pairs(
 def place_pairs(
     held_ones: Int64Array, held_others: Int64Array, count: int, slots: Int64Array
 ) -> None:
-    """See ``interface.Kernels.place_pairs``."""
+    """Fills the empty ``slots`` for pairs that are held, see ``add_pairs``."""
     mask = np.uint64(len(slots) - 1)
     for position in range(count):
         word = _hash(held_ones[position], held_others[position])

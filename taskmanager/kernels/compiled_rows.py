@@ -27,7 +27,7 @@ from taskmanager.kernels.jit import (
 
 @kernel(VOID(INT64S_IN, RECORDS_IN, RECORDS, INT64))
 def put_words(slots: Int64Array, words: Int64Array, records: Int64Array, column: int) -> None:
-    """See ``interface.Kernels.put_words``."""
+    """Sets columns from ``column`` on of the records of n rows to ``words``: int64[columns, n]."""
     for row in range(len(slots)):
         slot = np.uint64(slots[row])
         for place in range(words.shape[0]):
@@ -36,7 +36,7 @@ def put_words(slots: Int64Array, words: Int64Array, records: Int64Array, column:
 
 @kernel(VOID(INT64S_IN, BOOLS_IN, RECORDS, INT64))
 def count_rows(slots: Int64Array, valid: BoolArray, records: Int64Array, column: int) -> None:
-    """See ``interface.Kernels.count_rows``."""
+    """Adds 1 to the column of the record of each valid row."""
     if len(valid) == 0:
         for row in range(len(slots)):
             records[np.uint64(slots[row]), column] += 1
@@ -49,7 +49,7 @@ def count_rows(slots: Int64Array, valid: BoolArray, records: Int64Array, column:
 def add_integers(
     slots: Int64Array, values: Values, valid: BoolArray, records: Int64Array, column: int
 ) -> int:
-    """See ``interface.Kernels.add_integers``."""
+    """Adds int64 values; the row at which a sum overflowed (nothing added there), or -1."""
     has_invalid = len(valid) > 0
     for row in range(len(slots)):
         if has_invalid and not valid[row]:
@@ -68,7 +68,7 @@ def add_integers(
 def add_floats(
     slots: Int64Array, values: Values, valid: BoolArray, records: Values, column: int
 ) -> None:
-    """See ``interface.Kernels.add_floats``."""
+    """Adds float64 values; ``records`` is the table seen as float64."""
     has_invalid = len(valid) > 0
     for row in range(len(slots)):
         if has_invalid and not valid[row]:
@@ -76,28 +76,13 @@ def add_floats(
         records[np.uint64(slots[row]), column] += values[row]
 
 
-@kernel(VOID(INT64S_IN, INT64S_IN, BOOLS_IN, RECORDS, INT64, BOOL))
+@kernel(
+    [
+        VOID(INT64S_IN, INT64S_IN, BOOLS_IN, RECORDS, INT64, BOOL),
+        VOID(INT64S_IN, UINT64S_IN, BOOLS_IN, UINT64_RECORDS, INT64, BOOL),
+    ]
+)
 def extreme_integers(
-    slots: Int64Array,
-    values: Values,
-    valid: BoolArray,
-    records: Int64Array,
-    column: int,
-    largest: bool,
-) -> None:
-    """See ``interface.Kernels.extreme_integers``."""
-    has_invalid = len(valid) > 0
-    for row in range(len(slots)):
-        if has_invalid and not valid[row]:
-            continue
-        slot = np.uint64(slots[row])
-        before = records[slot, column]
-        value = values[row]
-        records[slot, column] = max(before, value) if largest else min(before, value)
-
-
-@kernel(VOID(INT64S_IN, UINT64S_IN, BOOLS_IN, UINT64_RECORDS, INT64, BOOL))
-def extreme_unsigned(
     slots: Int64Array,
     values: Values,
     valid: BoolArray,
@@ -105,7 +90,7 @@ def extreme_unsigned(
     column: int,
     largest: bool,
 ) -> None:
-    """See ``interface.Kernels.extreme_unsigned``."""
+    """Keeps the largest or smallest of int64 or uint64 values; ``records`` is seen as these."""
     has_invalid = len(valid) > 0
     for row in range(len(slots)):
         if has_invalid and not valid[row]:
@@ -125,7 +110,7 @@ def extreme_floats(
     column: int,
     largest: bool,
 ) -> None:
-    """See ``interface.Kernels.extreme_floats``."""
+    """Keeps the largest or smallest of float64 values, NaN only where there is nothing else."""
     has_invalid = len(valid) > 0
     for row in range(len(slots)):
         if has_invalid and not valid[row]:
@@ -142,7 +127,7 @@ def extreme_floats(
 def mark_seen(
     slots: Int64Array, valid: BoolArray, records: Int64Array, column: int, bit: int
 ) -> None:
-    """See ``interface.Kernels.mark_seen``."""
+    """Sets a bit in the column of the record of each valid row."""
     mark = np.int64(1) << bit
     has_invalid = len(valid) > 0
     for row in range(len(slots)):
@@ -153,7 +138,7 @@ def mark_seen(
 
 @kernel(VOID(INT64S_IN, INT64, INT64, INT64S))
 def slice_starts(timestamps: Int64Array, size: int, offset: int, starts: Int64Array) -> None:
-    """See ``interface.Kernels.slice_starts``."""
+    """Fills ``starts`` with the start of each timestamp's slice."""
     if len(timestamps) == 0:
         return
     start = timestamps[0] - (timestamps[0] - offset) % size
@@ -166,7 +151,7 @@ def slice_starts(timestamps: Int64Array, size: int, offset: int, starts: Int64Ar
 
 @kernel(VOID(INT64S_IN, INT64S))
 def value_bounds(values: Int64Array, bounds: Int64Array) -> None:
-    """See ``interface.Kernels.value_bounds``."""
+    """Fills ``bounds`` (int64[2]) with the minimum and maximum of at least one value."""
     smallest = values[0]
     largest = values[0]
     for row in range(len(values)):
@@ -178,7 +163,7 @@ def value_bounds(values: Int64Array, bounds: Int64Array) -> None:
 
 @kernel(INT64(UINT16S_IN, INT64S, INT64S))
 def partition(channels: UInt16Array, order: Int64Array, bounds: Int64Array) -> int:
-    """See ``interface.Kernels.partition``."""
+    """Stable order of rows by channel, and the channels' bounds; a bad row's index, or -1."""
     count = len(bounds) - 1
     bounds[:] = 0
     for row in range(len(channels)):

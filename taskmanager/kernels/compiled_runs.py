@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.storage.key_types import Int64Array, UInt64Array
+from taskmanager.kernels.compiled_words import prefetch
 from taskmanager.kernels.jit import (
     INT64,
     INT64S,
@@ -21,6 +22,8 @@ from taskmanager.kernels.jit import (
 _FIRST_TIME = np.int64(-(2**63))
 _FEW = np.int64(16)
 """So many rows of a hash are looked at one by one, without a branch that depends on their times."""
+_AHEAD = 16
+"""So many rows before it is its turn the memory is asked for where the partners of a row are."""
 
 
 @inlined
@@ -43,20 +46,47 @@ def _lower_bound(begin: Any, wanted: Any, time: Any, hashes: Any, times: Any) ->
     return low
 
 
-@kernel(VOID(UINT64S_IN, INT64S_IN, UINT64S_IN, INT64S_IN, INT64S_IN, INT64S, INT64S))
+@kernel(
+    VOID(
+        *(UINT64S_IN, INT64S_IN, INT64S_IN),
+        *(UINT64S_IN, INT64S_IN, INT64S_IN),
+        *(INT64S, INT64S),
+    )
+)
 def find_ranges(
     hashes: UInt64Array,
     times: Int64Array,
+    directory: Int64Array,
     wanted: UInt64Array,
     first: Int64Array,
     last: Int64Array,
     starts: Int64Array,
     counts: Int64Array,
 ) -> None:
-    """See ``interface.Kernels.find_ranges``."""
+    """Where the rows of a run with one hash and a time from one to another are.
+
+    Args:
+        hashes: uint64[m] ascending.
+        times: int64[m] ascending where hashes are equal.
+        directory: int64[2**bits], bits > 0: for each value of a hash's highest bits a place that is not behind the
+            first row of such a hash, nor of a higher one.
+        wanted: uint64[n] ascending.
+        first: int64[n] earliest times.
+        last: int64[n] latest times, below 2**63 - 1.
+        starts: int64[n], filled with the first of these rows.
+        counts: int64[n], filled with how many there are.
+    """
+    shift = np.uint64(64)
+    while np.int64(1) << np.int64(np.uint64(64) - shift) < len(directory):
+        shift -= np.uint64(1)
     begin = np.int64(0)
     for row in range(len(wanted)):
+        if row + _AHEAD < len(wanted):
+            ahead = directory[wanted[row + _AHEAD] >> shift]
+            prefetch(hashes, ahead)
+            prefetch(times, ahead)
         if row == 0 or wanted[row] != wanted[row - 1]:
+            begin = max(begin, directory[wanted[row] >> shift])
             begin = _lower_bound(begin, wanted[row], _FIRST_TIME, hashes, times)
         start: Any = begin
         stop: Any = begin
@@ -92,7 +122,12 @@ def spread_ranges(
     positions: Int64Array,
     buckets: Int64Array,
 ) -> None:
-    """See ``interface.Kernels.spread_ranges``."""
+    """Copies what ranges of a run (``starts``, ``counts``: int64[k]) hold to where the rows have theirs that they were found for.
+
+    Args:
+        rows: int64[k] these rows; ``first_row`` is the first and ``first_row + n - 1`` the last of which anything is copied.
+        places: int64[n] where each of them has what comes next in the last three; moved on.
+    """
     for each in range(len(rows)):
         row = rows[each] - first_row
         if row < 0 or row >= len(places):
@@ -124,7 +159,7 @@ def merge_runs(
     all_times: Int64Array,
     all_positions: Int64Array,
 ) -> None:
-    """See ``interface.Kernels.merge_runs``."""
+    """Fills the last three with two runs in their order; of equal rows those of the first come first."""
     one, other = np.int64(0), np.int64(0)
     for place in range(len(all_hashes)):
         is_later = one == len(hashes) or (

@@ -1,4 +1,20 @@
-"""The compiled loop over the rows of a batch that go into sessions."""
+"""The compiled loop over the rows of a batch that go into sessions.
+
+A row touches one session or two, or opens one. Of two the earlier one stays. An absorbed session is
+no longer in the chain, and is what rows before may have in ``of_row``.
+
+What ``join_sessions`` is given: ``order`` (int64[n]) says which row comes when, those from ``first_row`` on; ``keys``
+(int64[n]) are indices into ``head``; ``fresh`` (int64[n]) numbers for new sessions; ``fired`` is a flag by session. It gives
+up when ``steps_max`` sessions were passed on the way to others.
+
+``table``: head (by key its latest session, -1 = none); by session start, end, key, earlier, later, the versions in which
+it changed and has got its start.
+
+``found`` is filled: of_row (int64[n], the session of each row); absorbed (int64[n]) sessions that became part of others,
+and absorbing, these, which may be absorbed later; dead_keys and dead_starts (int64[2 n]) that sessions had before this
+version, and have no longer; and counts (int64[4]), moved on: used numbers of ``fresh``, absorbed sessions, the dead; the
+smallest end of sessions that have got rows.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +83,7 @@ def join_sessions(
     fresh: Int64Array,
     found: tuple[Int64Array, ...],
 ) -> int:
-    """See ``interface.Kernels.join_sessions``."""
+    """Puts rows into the sessions of their keys (``SessionTable``), one after the other; how many of ``order`` are done."""
     head, start, end, key_of, earlier, later, changed_in, started_in = table
     of_row, absorbed, absorbing, dead_keys, dead_starts, counts = found
     used, merged, dead, soonest = counts[0], counts[1], counts[2], counts[3]

@@ -1,6 +1,6 @@
 """Compiled loops over the records of a key table: find, insert, remove, move.
 
-See ``interface`` for the layout of records, arena and state.
+See ``layout`` for the layout of records, arena and state.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.storage.key_types import BoolArray, ByteArray, Int64Array, UInt64Array
-from taskmanager.kernels import interface
+from taskmanager.kernels import layout
 from taskmanager.kernels.compiled_words import copy_bytes, equal_bytes, load_word, store_word
 from taskmanager.kernels.jit import (
     BOOL,
@@ -28,19 +28,19 @@ from taskmanager.kernels.jit import (
     kernel,
 )
 
-_EMPTY = interface.EMPTY_WORD
-_MULTIPLIER = np.uint64(interface.HOME_MULTIPLIER)
+_EMPTY = layout.EMPTY_WORD
+_MULTIPLIER = np.uint64(layout.HOME_MULTIPLIER)
 _ONE = np.uint64(1)
 _HALF = np.uint64(32)
-_COUNT = interface.STATE_COUNT
-_NEXT_INDEX = interface.STATE_NEXT_INDEX
-_FREE_COUNT = interface.STATE_FREE_COUNT
-_SENTINEL_USED = interface.STATE_SENTINEL_USED
-_NULL_USED = interface.STATE_NULL_USED
-_ARENA_USED = interface.STATE_ARENA_USED
-_ARENA_DEAD = interface.STATE_ARENA_DEAD
-_OWN_MULTIPLIER = interface.STATE_MULTIPLIER
-_HEADER = interface.ARENA_HEADER_BYTES
+_COUNT = layout.STATE_COUNT
+_NEXT_INDEX = layout.STATE_NEXT_INDEX
+_FREE_COUNT = layout.STATE_FREE_COUNT
+_SENTINEL_USED = layout.STATE_SENTINEL_USED
+_NULL_USED = layout.STATE_NULL_USED
+_ARENA_USED = layout.STATE_ARENA_USED
+_ARENA_DEAD = layout.STATE_ARENA_DEAD
+_OWN_MULTIPLIER = layout.STATE_MULTIPLIER
+_HEADER = layout.ARENA_HEADER_BYTES
 
 
 @inlined
@@ -129,7 +129,20 @@ def upsert_fixed(
     version: int,
     slots: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.upsert_fixed``."""
+    """Finds or inserts keys, fills ``slots``; the rows done: fewer than n when full.
+
+    Args:
+        keys: int64[n] key words.
+        nulls: bool[n] or empty.
+        records: the table.
+        state: counters.
+        free: stack of dense indices.
+        index_column: column of the dense index, -1 for none.
+        limit: keys the table may hold before it must grow.
+        version_column: column that is set to ``version`` in all records; -1 for none.
+        version: what it is set to.
+        slots: int64[n], filled with each key's record.
+    """
     capacity = records.shape[0] - 2
     slot_count = np.uint64(capacity)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
@@ -186,7 +199,7 @@ def _find_word(key: Any, records: Any, multiplier: Any, slot_count: Any) -> Any:
 def find_fixed(
     keys: Int64Array, nulls: BoolArray, records: Int64Array, state: Int64Array, slots: Int64Array
 ) -> None:
-    """See ``interface.Kernels.find_fixed``."""
+    """Fills ``slots`` with each key's record, -1 where it is not in the table."""
     capacity = records.shape[0] - 2
     slot_count = np.uint64(capacity)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
@@ -237,7 +250,7 @@ def remove_fixed(
     free: Int64Array,
     index_column: int,
 ) -> None:
-    """See ``interface.Kernels.remove_fixed``."""
+    """Removes keys; those that are not there are ignored. ``free`` has room for all of them."""
     capacity = records.shape[0] - 2
     slot_count = np.uint64(capacity)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
@@ -306,7 +319,7 @@ def upsert_bytes(
     version: int,
     slots: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.upsert_bytes``."""
+    """Like ``upsert_fixed`` for byte keys; the arena has room for all keys of the batch."""
     slot_count = np.uint64(records.shape[0] - 2)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(hashes)):
@@ -343,7 +356,7 @@ def find_bytes(
     arena: ByteArray,
     slots: Int64Array,
 ) -> None:
-    """See ``interface.Kernels.find_bytes``."""
+    """Like ``find_fixed`` for byte keys."""
     slot_count = np.uint64(records.shape[0] - 2)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(hashes)):
@@ -369,7 +382,7 @@ def remove_bytes(
     arena: ByteArray,
     index_column: int,
 ) -> None:
-    """See ``interface.Kernels.remove_bytes``."""
+    """Like ``remove_fixed`` for byte keys; their bytes in the arena become dead."""
     slot_count = np.uint64(records.shape[0] - 2)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(hashes)):
@@ -385,7 +398,7 @@ def remove_bytes(
 
 @kernel(VOID(RECORDS_IN, RECORDS, INT64S_IN, BOOL), nogil=True)
 def rehash(source: Int64Array, target: Int64Array, state: Int64Array, byte_keys: bool) -> None:
-    """See ``interface.Kernels.rehash``."""
+    """Moves all records of one table into an empty, larger one of the same width."""
     old_capacity = source.shape[0] - 2
     capacity = target.shape[0] - 2
     width = source.shape[1]

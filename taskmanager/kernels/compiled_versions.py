@@ -1,12 +1,12 @@
 """Compiled loops over the version words of a key table: stamp, copy what has changed.
 
-See ``interface`` for the layout of records.
+See ``layout`` for the layout of records.
 """
 
 from __future__ import annotations
 
 from penstock.storage.key_types import Int64Array
-from taskmanager.kernels import interface
+from taskmanager.kernels import layout
 from taskmanager.kernels.jit import (
     BOOL,
     INT64,
@@ -17,7 +17,7 @@ from taskmanager.kernels.jit import (
     kernel,
 )
 
-_EMPTY = interface.EMPTY_WORD
+_EMPTY = layout.EMPTY_WORD
 
 
 @kernel(INT64(INT64S_IN, RECORDS, INT64, INT64, INT64S, INT64S))
@@ -29,7 +29,15 @@ def touch(
     touched: Int64Array,
     before: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.touch``."""
+    """Sets the column of all records at ``slots`` to the version, and tells what it has changed.
+
+    Args:
+        touched: int64[n], filled with the (different) slots that had another version.
+        before: int64[n], filled with the versions they had.
+
+    Returns:
+        How many there are.
+    """
     count = 0
     for row in range(len(slots)):
         slot = slots[row]
@@ -55,7 +63,19 @@ def touch_displaced(
     touched: Int64Array,
     before: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.touch_displaced``."""
+    """Stamps what removing the records at ``slots`` will empty or move, as far as it matters.
+
+    Args:
+        slots: the records to be removed.
+        after: only records with a version above it, ...
+        up_to: ... and at most this, ...
+        from_slot: ... and from this slot on are stamped.
+        touched: int64[records], filled with the slots that were stamped.
+        before: int64[records], filled with the versions they had.
+
+    Returns:
+        How many there are; a twin, which moves more, stamps more.
+    """
     capacity = records.shape[0] - 2
     count = 0
     for row in range(len(slots)):
@@ -91,7 +111,9 @@ def copy_changed(
     found: Int64Array,
     copies: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.copy_changed``."""
+    """Fills ``found`` (int64[stop - start]) with the slots in ``start .. stop - 1``, ascending, whose
+    version is above ``after`` and at most ``up_to``, and ``copies`` (int64[stop - start, width])
+    with their records; returns how many."""
     width = records.shape[1]
     count = 0
     for slot in range(start, stop):

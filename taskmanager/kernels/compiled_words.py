@@ -64,6 +64,24 @@ def store_word(typing_context: Any, data: Any, position: Any, word: Any) -> Any:
     return VOID(data, INT64, UINT64), generate
 
 
+@intrinsic  # type: ignore[untyped-decorator]
+def prefetch(typing_context: Any, data: Any, position: Any) -> Any:  # noqa: ARG001
+    """Asks for the memory of a value of an array, which may end before it; waits for nothing."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        address = builder.bitcast(builder.gep(array.data, [arguments[1]]), pointer)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
+        function = builder.module.declare_intrinsic("llvm.prefetch", (pointer,), kind)
+        builder.call(
+            function, [address, flag(0), flag(3), flag(1)]
+        )  # to read, into all caches, data
+        return context.get_dummy_value()
+
+    return VOID(data, INT64), generate
+
+
 @inlined
 def mix(word: Any) -> Any:
     """The finaliser of splitmix64."""
@@ -191,7 +209,15 @@ def distinct_fixed(
     first: Int64Array,
     inverse: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.distinct_fixed``."""
+    """Group ordinals of keys in order of first appearance; the number of groups.
+
+    Args:
+        keys: int64[n] key words.
+        nulls: bool[n] or empty.
+        scratch: int64[power of two >= 2n], filled with -1.
+        first: int64[n], filled with the first row of each group.
+        inverse: int64[n], filled with the group of each row.
+    """
     mask = np.uint64(len(scratch) - 1)
     groups = 0
     null_group = -1
@@ -229,7 +255,7 @@ def distinct_bytes(
     first: Int64Array,
     inverse: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.distinct_bytes``."""
+    """Like ``distinct_fixed`` for byte keys."""
     mask = np.uint64(len(scratch) - 1)
     groups = 0
     for row in range(len(hashes)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +12,10 @@ from penstock.storage import hashing, key_encoding
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array, UInt64Array
 from taskmanager.kernels.backend import kernels as process_kernels
-from taskmanager.kernels.interface import Kernels
 from taskmanager.kernels.slot_table import NO_NULLS
+
+if TYPE_CHECKING:
+    from taskmanager.kernels.compiled import Kernels
 
 
 def hash_columns(columns: Sequence[pa.Array]) -> UInt64Array:

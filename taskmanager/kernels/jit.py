@@ -42,10 +42,10 @@ FLOAT64_RECORDS = types.float64[:, ::1]
 
 
 def kernel(signature: Any, *, nogil: bool = False) -> Callable[[F], F]:
-    """Compiles a function for one signature.
+    """Compiles a function for fixed signatures.
 
     Args:
-        signature: numba signature.
+        signature: numba signature, or a list of them.
         nogil: releases the interpreter lock while the kernel runs: for those that may take long.
     """
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels.backend import kernels as process_kernels
-from taskmanager.kernels.interface import PAIRS_MAX
+from taskmanager.kernels.layout import PAIRS_MAX
 
 _ROOM_MIN: Final = 64
 

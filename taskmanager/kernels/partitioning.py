@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels.backend import kernels as process_kernels
-from taskmanager.kernels.interface import Kernels
+
+if TYPE_CHECKING:
+    from taskmanager.kernels.compiled import Kernels
 
 CHANNELS_MAX = 1 << 16
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,6 @@ from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels.accumulators import AccumulatorKind, AccumulatorOverflowError, Values
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.kernels.byte_key_records import ByteKeyRecords
-from taskmanager.kernels.interface import Kernels
 from taskmanager.kernels.record_versions import (
     NO_VERSION,
     RESTORED_VERSION,
@@ -35,6 +34,9 @@ from taskmanager.kernels.record_versions import (
     RecordVersions,
 )
 from taskmanager.kernels.slot_table import FULL_PERCENT, NO_NULLS, FixedKeyRecords
+
+if TYPE_CHECKING:
+    from taskmanager.kernels.compiled import Kernels
 
 EVERYTHING: Final = slice(None)
 SEEN_BITS: Final = 63
@@ -226,14 +228,6 @@ class RecordTable:
         """All keys as arrays of the key types."""
         return self.key_batch().to_arrays()
 
-    def accumulators(self) -> list[Values]:
-        """One array per accumulator; where ``validity`` is False the content is undefined."""
-        return self._accumulators_at(self._slots.occupied())
-
-    def validity(self) -> list[BoolArray | None]:
-        """Per accumulator bool[len], False where no value was added; None where all have one."""
-        return self._validity_at(self._slots.occupied())
-
     def rows(self, chosen: Int64Array | slice = EVERYTHING) -> Rows:
         """All records, or some by their place in this order."""
         return self._rows_at(self._slots.occupied()[chosen])
@@ -410,7 +404,7 @@ class RecordTable:
                 self._kernels.extreme_integers(slots, words, mask, records, column, largest)
             case AccumulatorKind.MIN_UINT64 | AccumulatorKind.MAX_UINT64:
                 unsigned = records.view(np.uint64)
-                self._kernels.extreme_unsigned(slots, words, mask, unsigned, column, largest)
+                self._kernels.extreme_integers(slots, words, mask, unsigned, column, largest)
             case AccumulatorKind.MIN_FLOAT64 | AccumulatorKind.MAX_FLOAT64:
                 floats = records.view(np.float64)
                 self._kernels.extreme_floats(slots, words, mask, floats, column, largest)

@@ -12,7 +12,7 @@ null does not count.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,9 @@ import pyarrow.compute as pc
 from penstock.storage.hashing import GOLDEN, NULL_HASH, mix
 from penstock.storage.key_types import ByteArray, Int64Array, variable_values
 from taskmanager.kernels.backend import kernels as process_kernels
-from taskmanager.kernels.interface import Kernels
+
+if TYPE_CHECKING:
+    from taskmanager.kernels.compiled import Kernels
 
 CHECKSUM_MODULUS: Final = 2**64
 

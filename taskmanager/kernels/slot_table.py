@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import BoolArray, ByteArray, Int64Array
-from taskmanager.kernels.interface import (
+from taskmanager.kernels.layout import (
     EMPTY_WORD,
     STATE_COUNT,
     STATE_FREE_COUNT,
@@ -35,8 +35,10 @@ from taskmanager.kernels.interface import (
     STATE_NULL_USED,
     STATE_SENTINEL_USED,
     STATE_WORDS,
-    Kernels,
 )
+
+if TYPE_CHECKING:
+    from taskmanager.kernels.compiled import Kernels
 
 LOAD_PERCENT: Final = 60
 CROWDED_PERCENT: Final = 80

@@ -8,13 +8,16 @@ Timestamps, sizes and offsets stay within +-2**62 ms.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels.backend import kernels as process_kernels
-from taskmanager.kernels.interface import Kernels
 from taskmanager.kernels.partitioning import partition_order
+
+if TYPE_CHECKING:
+    from taskmanager.kernels.compiled import Kernels
 
 _COUNTED_SLICES_MAX = 1 << 15
 

@@ -19,8 +19,6 @@ import pyarrow as pa
 from common.elements import Watermark
 from penstock.rows.schema import EVENT_TIME
 
-PARTIAL_METADATA = b"penstock.partial"
-"""Schema metadata that marks partial aggregates."""
 SLICE_METADATA = b"penstock.slice_ms"
 """Schema metadata of partial window aggregates: the width of a slice in milliseconds."""
 SLICE_COLUMN = "__slice"

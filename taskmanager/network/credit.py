@@ -31,8 +31,21 @@ def charge_of(payload_bytes: int) -> int:
     return payload_bytes + BATCH_OVERHEAD_BYTES
 
 
-_FAR_WINDOWS = 4
-_FAR_WINDOWS_OF_ALL = 16
+_NEAR_WINDOWS_OF_ALL = 2
+_FAR_WINDOWS = 8
+_FAR_WINDOWS_OF_ALL = 32
+
+
+def near_windows(channels: int) -> int:
+    """How many windows each channel has that comes straight from its producer, of so many of one gate.
+
+    Rows in them are what a barrier waits behind; a channel alone needs more of them to keep its sender busy.
+
+    Example:
+        >>> [near_windows(channels) for channels in (1, 2, 100)]
+        [2, 1, 1]
+    """
+    return max(1, _NEAR_WINDOWS_OF_ALL // max(1, channels))
 
 
 def far_windows(channels: int) -> int:
@@ -42,8 +55,8 @@ def far_windows(channels: int) -> int:
     to keep a sender busy; many channels keep one another busy.
 
     Example:
-        >>> [far_windows(channels) for channels in (1, 4, 5, 16, 100)]
-        [4, 4, 3, 1, 1]
+        >>> [far_windows(channels) for channels in (1, 4, 5, 32, 100)]
+        [8, 8, 6, 1, 1]
     """
     return max(1, min(_FAR_WINDOWS, _FAR_WINDOWS_OF_ALL // max(1, channels)))
 

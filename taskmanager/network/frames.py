@@ -28,7 +28,6 @@ import pyarrow as pa
 
 from penstock.errors import StreamError
 
-PROTOCOL_VERSION = 2
 MAGIC = 0x5350
 HEADER = struct.Struct("<HBBIIIQQ")
 HEADER_BYTES = HEADER.size
@@ -164,18 +163,6 @@ class FrameDecoder:
             self._frame = self._payload = None
         self._end += count
         self._cut(frames)
-        return frames
-
-    def feed(self, data: bytes | memoryview) -> list[Frame]:
-        """Takes bytes that lie in memory already (in-memory transports, tests)."""
-        frames: list[Frame] = []
-        source = memoryview(data)
-        while source:
-            target = self.targets()[0]
-            part = min(len(target), len(source))
-            target[:part] = source[:part]
-            source = source[part:]
-            frames.extend(self.received(part))
         return frames
 
     def _grow(self) -> None:

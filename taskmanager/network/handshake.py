@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 from dataclasses import dataclass
 
-from taskmanager.network.frames import PROTOCOL_VERSION
+from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
 from taskmanager.network.messages import Hello, HelloOk
 
 
@@ -37,7 +37,7 @@ class SlotIdentity:
 def hello_of(slot: SlotIdentity, endpoint: str) -> Hello:
     """The first frame of the connecting side."""
     return Hello(
-        PROTOCOL_VERSION, slot.job_id, slot.slot_id, endpoint, slot.leader_epoch, slot.token
+        DAEMON_PROTOCOL_VERSION, slot.job_id, slot.slot_id, endpoint, slot.leader_epoch, slot.token
     )
 
 
@@ -45,10 +45,10 @@ def refusal_of(slot: SlotIdentity, hello: Hello) -> str | None:
     """Why the accepting slot does not let the peer in; None when it does."""
     if not hmac.compare_digest(slot.token.encode(), hello.token.encode()):
         return "the token is wrong: all TaskManagers of a cluster need the same security token"
-    if hello.version != PROTOCOL_VERSION:
+    if hello.version != DAEMON_PROTOCOL_VERSION:
         return (
-            f"the peer speaks version {hello.version} of the data protocol, this slot speaks"
-            f" {PROTOCOL_VERSION}: run the same version of Penstock everywhere"
+            f"the peer speaks version {hello.version} of the protocol of daemons, this slot speaks"
+            f" {DAEMON_PROTOCOL_VERSION}: run the same version of Penstock everywhere"
         )
     if slot.job_id and hello.job_id != slot.job_id:
         return f"this slot serves job {slot.job_id}, not {hello.job_id}"

@@ -34,7 +34,6 @@ from common.elements import (
     ControlElement,
     EndOfData,
     EndOfPartition,
-    LatencyMarker,
     StreamElement,
     StreamStatus,
     Watermark,
@@ -262,8 +261,6 @@ class KeptInputChannel(InputChannel):
             case StreamStatus(active):
                 is_news = not self._is_replaying and active != self._is_active
                 self._is_active = active if is_news else self._is_active
-            case LatencyMarker():
-                is_news = not self._is_replaying
             case _:
                 is_news = True
         return is_news

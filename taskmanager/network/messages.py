@@ -19,7 +19,6 @@ from common.elements import (
     ControlElement,
     EndOfData,
     EndOfPartition,
-    LatencyMarker,
     StreamStatus,
     Watermark,
 )
@@ -124,10 +123,9 @@ def decode_message(kind: type[_M], payload: Buffer) -> _M:
 
 # ---------------------------------------------------------------- control elements
 
-_WATERMARK, _BARRIER, _LATENCY, _STATUS, _END_OF_DATA, _END_OF_PARTITION, _CANCELLED = range(1, 8)
+_WATERMARK, _BARRIER, _STATUS, _END_OF_DATA, _END_OF_PARTITION, _CANCELLED = 1, 2, 4, 5, 6, 7
 _TAG = struct.Struct("<B")
 _TIMESTAMP = struct.Struct("<Bq")
-_TWO_NUMBERS = struct.Struct("<Bqq")
 _BARRIER_HEAD = struct.Struct("<BqqqBBBB")
 
 
@@ -140,9 +138,6 @@ def encode_control(element: ControlElement) -> bytes:
             return _encode_barrier(element)
         case CheckpointCancelled(checkpoint_id):
             return _TIMESTAMP.pack(_CANCELLED, checkpoint_id)
-        case LatencyMarker(emitted_at_ms, source_uid, subtask_index):
-            head = _TWO_NUMBERS.pack(_LATENCY, emitted_at_ms, subtask_index)
-            return head + source_uid.encode()
         case StreamStatus(active):
             return _TIMESTAMP.pack(_STATUS, int(active))
         case EndOfData():
@@ -166,9 +161,6 @@ def decode_control(payload: Buffer) -> ControlElement:
             return _decode_barrier(data)
         if tag == _CANCELLED:
             return CheckpointCancelled(_TIMESTAMP.unpack(data)[1])
-        if tag == _LATENCY:
-            _, emitted_at_ms, subtask_index = _TWO_NUMBERS.unpack_from(data)
-            return LatencyMarker(emitted_at_ms, data[_TWO_NUMBERS.size :].decode(), subtask_index)
         if tag == _STATUS:
             return StreamStatus(bool(_TIMESTAMP.unpack(data)[1]))
     except (struct.error, ValueError) as error:

@@ -94,21 +94,20 @@ class AggregateSlices(SliceContents[AggregateRows]):
         self._tree.changed(start)
 
     @override
-    def begin_firing(self, end: int, slices: Sequence[int], last_use: Sequence[bool]) -> None:
-        if len(slices) == 1 and last_use[0]:
-            self.context.state.move(_SLICES, slices[0], _FIRING, end)
-            return
+    def emit(self, start: int, end: int, slices: Sequence[int]) -> Iterator[OperatorOutput]:
+        table = self._table(_SLICES, slices[0]) if len(slices) == 1 else self._window(end, slices)
+        for rows in table.chunks(self.context.config.batch_rows):
+            for results in self._results(rows, start, end):
+                yield self.unfired(results, end)
+        self.context.state.drop(_FIRING, end)
+
+    def _window(self, end: int, slices: Sequence[int]) -> GroupTable:
+        """The accumulators of the slices together, as state: they may be more than there is memory for."""
         target = self._table(_FIRING, end)
         target.use_common_order()
         for part in self._parts(slices):
             self._merge(target, part, None)
-
-    @override
-    def emit_firing(self, start: int, end: int) -> Iterator[OperatorOutput]:
-        for rows in self._table(_FIRING, end).chunks(self.context.config.batch_rows):
-            for results in self._results(rows, start, end):
-                yield self.unfired(results, end)
-        self.context.state.drop(_FIRING, end)
+        return target
 
     @override
     def emit_updated(

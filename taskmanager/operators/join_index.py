@@ -2,8 +2,7 @@
 
 One index holds the rows of one time bucket. They are found in *runs*: parts of the rows sorted by hash and
 time, so that the partners of a row are one range of a run. Small runs are merged with their neighbours, each
-row a logarithmic number of times, so there are few. The rows themselves stay in the batches they came in;
-only small ones are merged.
+row a logarithmic number of times, so there are few. The rows themselves are kept column by column (``join_columns``).
 
 An index is no state: it is made anew from the rows of the bucket, which are. Where these are not all in
 memory, the index has those that are, and the others of the keys that somebody has looked for.
@@ -13,20 +12,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.storage.key_encoding import bounds_of
 from taskmanager.kernels.backend import kernels as process_kernels
-from taskmanager.state.row_table import concatenated
-from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, taken, widest_row_bytes
+from taskmanager.operators.join_columns import BucketColumn, Places, grown
+from taskmanager.state.wide_columns import widest_row_bytes
 
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
 
-_CHUNK_ROWS_MAX = 1 << 15
+_ROWS_AT_HAND: Final = 1 << 15
+_ROWS_EACH: Final = 16
+"""About so many rows of a run are behind each place in its directory."""
+ANYWHERE: Final = np.zeros(2, np.int64)
+"""The directory of a run that is searched from its beginning, or from where the hash before was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,20 @@ class Run:
         hashes: uint64[m] ascending.
         times: int64[m] event times, ascending where hashes are equal.
         positions: int64[m] the rows' numbers within their bucket; where hash and time are equal, ascending.
+        directory: says where to begin to look for a hash (``compiled_runs.find_ranges``).
     """
 
     hashes: UInt64Array
     times: Int64Array
     positions: Int64Array
+    directory: Int64Array
+
+    @classmethod
+    def of(cls, hashes: UInt64Array, times: Int64Array, positions: Int64Array) -> Run:
+        """A run, with a directory where it is larger than what the processor has at hand."""
+        bits = (len(hashes) // _ROWS_EACH).bit_length()
+        directory = ANYWHERE if len(hashes) < _ROWS_AT_HAND else directory_of(hashes, bits)
+        return cls(hashes, times, positions, directory)
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -77,19 +89,19 @@ class Run:
             many they are: int64[k] each.
         """
         starts, counts = np.empty((2, len(probe.rows)), np.int64)
-        process_kernels().find_ranges(
-            *(self.hashes, self.times, probe.hashes, probe.first, probe.last, starts, counts)
-        )
+        found = starts, counts
+        wanted = probe.hashes, probe.first, probe.last
+        process_kernels().find_ranges(self.hashes, self.times, self.directory, *wanted, *found)
         hits = np.flatnonzero(counts)
         return probe.rows[hits], starts[hits], counts[hits]
 
     def merged(self, later: Run) -> Run:
         """One run of both; the rows of ``later`` have higher positions."""
         count = len(self) + len(later)
-        both = Run(np.empty(count, np.uint64), *np.empty((2, count), np.int64))
-        runs = [(run.hashes, run.times, run.positions) for run in (self, later, both)]
-        process_kernels().merge_runs(*runs[0], *runs[1], *runs[2])
-        return both
+        both = np.empty(count, np.uint64), *np.empty((2, count), np.int64)
+        runs = [(run.hashes, run.times, run.positions) for run in (self, later)]
+        process_kernels().merge_runs(*runs[0], *runs[1], *both)
+        return Run.of(*both)
 
 
 class BucketIndex:
@@ -100,6 +112,8 @@ class BucketIndex:
 
     Attributes:
         widest_row_bytes: see there, of all its rows.
+        schema: of its rows; that of some columns may be wider.
+        columns: of its rows by position.
     """
 
     def __init__(self, epoch: int = 0) -> None:
@@ -108,8 +122,8 @@ class BucketIndex:
         self.widest_row_bytes = 0
         self._loaded = np.empty(0, np.uint64)
         self._sequence = np.empty(64, np.int64)
-        self._chunks: list[pa.RecordBatch] = []
-        self._starts: list[int] = []
+        self.schema = pa.schema([])
+        self.columns: list[BucketColumn] = []
         self._length = 0
 
     def __len__(self) -> int:
@@ -138,40 +152,23 @@ class BucketIndex:
     ) -> None:
         """Adds n rows, at least one; the first gets the next position."""
         stop = self._length + batch.num_rows
-        if stop > len(self._sequence):
-            grown = np.empty(max(stop, 2 * len(self._sequence)), np.int64)
-            grown[: self._length] = self._sequence[: self._length]
-            self._sequence = grown
+        self._sequence = grown(self._sequence, stop)
         self._sequence[self._length : stop] = sequence
         order = _by_hash_and_time(hashes, times)
-        self.runs.append(Run(hashes[order], times[order], self._length + order))
+        self.runs.append(Run.of(hashes[order], times[order], self._length + order))
         self.widest_row_bytes = max(self.widest_row_bytes, widest_row_bytes(batch))
-        self._chunks.append(batch)
-        self._starts.append(self._length)
-        self._length += batch.num_rows
+        if not self.columns:
+            self.schema = batch.schema
+            self.columns = [BucketColumn(field.type) for field in batch.schema]
+        for column, values in zip(self.columns, batch.columns, strict=True):
+            column.add(values)
+        self._length = stop
         self._merge_runs()
-        self._merge_chunks()
-
-    @property
-    def chunks(self) -> Sequence[pa.RecordBatch]:
-        """All its rows by position."""
-        return self._chunks
 
     def _merge_runs(self) -> None:
         runs = self.runs
         while len(runs) > 1 and len(runs[-2]) <= 2 * len(runs[-1]):
             runs[-2:] = [runs[-2].merged(runs[-1])]
-
-    def _merge_chunks(self) -> None:
-        chunks = self._chunks
-        while len(chunks) > 1:
-            before, last = chunks[-2].num_rows, chunks[-1].num_rows
-            if before > 2 * last or before + last > _CHUNK_ROWS_MAX:
-                return
-            if chunks[-2].nbytes + chunks[-1].nbytes > OFFSET_BYTES_MAX:
-                return
-            chunks[-2:] = [concatenated(chunks[-2:])]
-            self._starts.pop()
 
 
 def rows_of(
@@ -188,19 +185,24 @@ def rows_of(
         positions: int64[n] where it is in there.
         known: columns that need not be looked up, of n values.
     """
-    places = bounds_of(np.array([len(bucket) for bucket in buckets]))[bucket_of] + positions
-    chunks = [chunk for bucket in buckets for chunk in bucket.chunks]
-    starts = bounds_of(np.array([chunk.num_rows for chunk in chunks]))[:-1]
+    schema = buckets[0].schema
+    places = Places(list(map(len, buckets)), bucket_of, positions)
     arrays = [
-        known[name]
-        if name in known
-        else taken([chunk.column(i) for chunk in chunks], starts, places, is_narrow=True)
-        for i, name in enumerate(chunks[0].schema.names)
+        known[name] if name in known else places.taken([bucket.columns[i] for bucket in buckets])
+        for i, name in enumerate(schema.names)
     ]
-    fields = [
-        field.with_type(array.type) for field, array in zip(chunks[0].schema, arrays, strict=True)
-    ]
+    fields = [field.with_type(array.type) for field, array in zip(schema, arrays, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def directory_of(hashes: UInt64Array, bits: int) -> Int64Array:
+    """For each value of the highest bits the place of the first row that has a hash with it, or with a higher one.
+
+    >>> directory_of(np.array([1, 2, 3 << 62], np.uint64), 2).tolist()
+    [0, 2, 2, 2]
+    """
+    lowest = np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits)
+    return np.searchsorted(hashes, lowest)
 
 
 def _by_hash_and_time(hashes: UInt64Array, times: Int64Array) -> Int64Array:

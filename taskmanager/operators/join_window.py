@@ -8,7 +8,6 @@ equals nothing. The timing is that of windows in general; sessions are those of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -22,48 +21,24 @@ from taskmanager.operators.join_interval import IntervalJoinOperator
 from taskmanager.operators.join_pairs import NO_ROW, Int64Array, joined_pairs
 from taskmanager.operators.joined_rows import JoinedRows
 from taskmanager.operators.operator import Operator, OperatorContext
-from taskmanager.operators.operator_progress import ArrivalCounter
+from taskmanager.operators.row_contents import LoggedInstances, RowSlices, SequencedRows
 from taskmanager.operators.window_contents import (
     FiredInstances,
-    InstanceContents,
     Rows,
-    SliceContents,
     constant_time,
     result_time,
     result_times,
     times,
 )
 from taskmanager.operators.window_timing import instance_window_operator, sliced_window_operator
-from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.instances import InstanceState
-from taskmanager.state.row_table import RowDescriptor, RowTable, part_rows
-from taskmanager.state.value_log import GroupedLog
+from taskmanager.state.row_table import RowDescriptor, part_count, part_rows
 from taskmanager.state.wide_columns import widest_row_bytes
 
 _SLICES = ("left_slices", "right_slices")
-_FIRING = ("left_firing", "right_firing")
 
 
-@dataclass(frozen=True, slots=True)
-class _SidedRows:
-    """A batch of one input with the rows' places in the order of arrival."""
-
-    side: int
-    batch: pa.RecordBatch
-    sequence: Int64Array
-
-    def select(self, rows: Rows | None) -> _SidedRows:
-        """Some of the rows, None = all."""
-        if rows is None:
-            return self
-        if isinstance(rows, slice):
-            batch = self.batch.slice(rows.start, rows.stop - rows.start)
-        else:
-            batch = self.batch.take(pa.array(rows))
-        return _SidedRows(self.side, batch, self.sequence[rows])
-
-
-class JoinSlices(SliceContents[_SidedRows]):
+class JoinSlices(RowSlices):
     """Rows of tumbling and sliding windows: per slice and input, joined at the firing.
 
     A window that is larger than memory is joined part by part.
@@ -74,60 +49,23 @@ class JoinSlices(SliceContents[_SidedRows]):
     def __init__(self, spec: graph_pb2.Operator) -> None:
         self._joined = JoinedRows(spec)
         self._how = spec.join.how
-        self._descriptors = tuple(
-            RowDescriptor(side.schema, side.keys.names)
-            for side in (self._joined.left, self._joined.right)
-        )
-        self._arrivals = ArrivalCounter()
-
-    @override
-    def restore(self, state: KeyedStateBackend) -> None:
-        for name, descriptor in zip(_SLICES, self._descriptors, strict=True):
-            for namespace in state.namespaces(name):
-                state.row_table(name, namespace, descriptor)
+        sides = (self._joined.left, self._joined.right)
+        descriptors = [RowDescriptor(side.schema, side.keys.names) for side in sides]
+        super().__init__(_SLICES, descriptors)
 
     @override
     def open(self, context: OperatorContext) -> None:
         super().open(context)
-        self._arrivals.open(context)
         self._batch_rows = context.config.batch_rows
 
     @override
-    def slices(self) -> list[int]:
-        return sorted({start for name in _SLICES for start in self.context.state.namespaces(name)})
-
-    @override
-    def prepare_snapshot(self) -> None:
-        firing = [end for name in _FIRING for end in self.context.state.namespaces(name)]
-        assert not firing, "a window is firing"
-        self._arrivals.keep()
-
-    @override
-    def prepare(self, batch: pa.RecordBatch) -> _SidedRows:
-        sequence = self._arrivals.take(batch.num_rows)
-        return _SidedRows(self.context.origins.input_index, batch, sequence)
-
-    @override
-    def add(self, start: int, prepared: _SidedRows, rows: Rows | None) -> None:
-        part = prepared.select(rows)
-        self._table(_SLICES, part.side, start).add(part.batch, part.sequence)
-
-    @override
-    def begin_firing(self, end: int, slices: Sequence[int], last_use: Sequence[bool]) -> None:
-        for side in range(2):
-            tables = [self._table(_SLICES, side, start) for start in slices]
-            self._table(_FIRING, side, end).extend(tables)
-
-    @override
-    def emit_firing(self, start: int, end: int) -> Iterator[OperatorOutput]:
-        tables = [self._table(_FIRING, side, end) for side in range(2)]
-        count = max(table.part_count for table in tables)
+    def emit(self, start: int, end: int, slices: Sequence[int]) -> Iterator[OperatorOutput]:
+        sides = [self._tables(side, slices) for side in range(2)]
+        count = max(map(part_count, sides))
         for index in range(count):
-            parts = (part_rows([table], index, count) for table in tables)
+            parts = (part_rows(tables, index, count) for tables in sides)
             left, right = (self.unfired(part, end) for part in parts)
             yield from self._joined_part(left, right, start, end)
-        for name in _FIRING:
-            self.context.state.drop(name, end)
 
     def _joined_part(
         self, left: pa.RecordBatch, right: pa.RecordBatch, start: int, end: int
@@ -148,17 +86,9 @@ class JoinSlices(SliceContents[_SidedRows]):
         start: int,
         end: int,
         slices: Sequence[int],
-        updated: Sequence[tuple[_SidedRows, Rows | None]],
+        updated: Sequence[tuple[SequencedRows, Rows | None]],
     ) -> Iterator[OperatorOutput]:
         raise AssertionError("the windows of a join have no allowed lateness, so they fire once")
-
-    @override
-    def drop(self, start: int) -> None:
-        for name in _SLICES:
-            self.context.state.drop(name, start)
-
-    def _table(self, names: Sequence[str], side: int, namespace: int) -> RowTable:
-        return self.context.state.row_table(names[side], namespace, self._descriptors[side])
 
     def _ids(self, left: pa.RecordBatch, right: pa.RecordBatch) -> tuple[Int64Array, Int64Array]:
         """Numbers for the keys of both sides: equal keys, equal numbers; ``NO_ROW`` for null keys."""
@@ -170,7 +100,7 @@ class JoinSlices(SliceContents[_SidedRows]):
         return found[0], found[1]
 
 
-class JoinSessions(InstanceContents[GroupedLog]):
+class JoinSessions(LoggedInstances):
     """Rows of sessions: those of both inputs in one log, joined when the session ends."""
 
     def __init__(self, spec: graph_pb2.Operator) -> None:
@@ -179,37 +109,19 @@ class JoinSessions(InstanceContents[GroupedLog]):
         sides = (self._joined.left, self._joined.right)
         self._types = [pa.struct(list(side.schema)) for side in sides]
         rows = [pa.field(n, kind) for n, kind in zip(("left", "right"), self._types, strict=True)]
-        self._type = pa.struct([pa.field("is_right", pa.bool_(), nullable=False), *rows])
-        self._arrivals = ArrivalCounter()
+        super().__init__(pa.struct([pa.field("is_right", pa.bool_(), nullable=False), *rows]))
 
     @override
     def open(self, context: OperatorContext, state: Callable[[], InstanceState]) -> None:
         super().open(context, state)
-        self._arrivals.open(context)
         self._batch_rows = context.config.batch_rows
 
     @override
-    def new_state(self) -> GroupedLog:
-        return GroupedLog(self._type)
-
-    @override
-    def prepare_snapshot(self) -> None:
-        self._arrivals.keep()
-
-    @override
-    def add(self, instances: Int64Array, batch: pa.RecordBatch) -> None:
+    def _columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
         side, count = self.context.origins.input_index, batch.num_rows
         rows = [pa.nulls(count, kind) for kind in self._types]
         rows[side] = pa.StructArray.from_arrays(batch.columns, fields=list(self._types[side]))
-        is_right = pa.repeat(bool(side), count)
-        values = pa.StructArray.from_arrays([is_right, *rows], fields=list(self._type))
-        self._state.append(instances, self._arrivals.take(count), values)
-
-    @override
-    def merge(self, source: Int64Array, target: Int64Array) -> None:
-        log = self._state
-        log.merge(log, source, target)
-        log.clear(source)
+        return [pa.repeat(bool(side), count), *rows]
 
     @override
     def emit(self, fired: FiredInstances) -> Iterator[tuple[int, OperatorOutput]]:
@@ -241,10 +153,6 @@ class JoinSessions(InstanceContents[GroupedLog]):
                     sides[0], of_left, sides[1], of_right, window, result_times(ends)
                 ),
             )
-
-    @override
-    def clear(self, instances: Int64Array) -> None:
-        self._state.clear(instances)
 
 
 def join_operator(spec: graph_pb2.Operator) -> Operator:

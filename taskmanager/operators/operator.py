@@ -154,7 +154,7 @@ class Operator:
         return (status,)
 
     def on_control(self, element: ControlElement) -> Iterable[OperatorOutput]:
-        """Handles any other control element (barrier, latency marker); passes it on."""
+        """Handles any other control element (a barrier); passes it on."""
         return (element,)
 
     def on_origin_ended(self, ended: OriginEnded) -> Iterable[OperatorOutput]:

@@ -124,9 +124,9 @@ class ArrivalCounter:
     def __init__(self) -> None:
         self._arrived = 0
 
-    def open(self, context: OperatorContext, name: str = "arrived") -> None:
+    def open(self, context: OperatorContext) -> None:
         """Goes on where the restored operator has stopped."""
-        self._list = context.operator_state.list(name, UNION)
+        self._list = context.operator_state.list("arrived", UNION)
         self._list.codec = "count/1"
         counts = [_COUNT.unpack(item)[0] for item in self._list.items]
         self._arrived = max([self._arrived, *counts])

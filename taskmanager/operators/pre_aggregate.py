@@ -16,7 +16,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import OperatorOutput
-from penstock.graph.window_schemas import partial_schema_of
+from penstock.graph.window_schemas import partial_schema
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes
 from penstock.storage.key_encoding import KeyBatch
@@ -83,7 +83,7 @@ class RunningPreAggregateOperator(Operator):
         schema = schema_from_bytes(spec.input_schema)
         self._aggregation = Aggregation(aggregates, spec, KeyColumns(keys, schema))
         self._parts = parts_of(keys, self._aggregation.layout.counted_columns(), schema)
-        self._schema = partial_schema_of(self._aggregation.layout, schema, keys, is_window=False)
+        self._schema = partial_schema(self._aggregation.layout, schema, keys, is_window=False)
         self._has_event_time = EVENT_TIME in schema.names
         self._gauge = ReductionGauge()
         types = self._parts[0].types if len(self._parts) == 1 else [pa.int64()]

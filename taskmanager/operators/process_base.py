@@ -28,7 +28,7 @@ from penstock.processing.process_functions import (
     PROCESS_KINDS,
     CheckpointContext,
     ProcessKindInfo,
-    TimerFunction,
+    has_on_timer,
 )
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from penstock.storage.codec import StateError
@@ -174,7 +174,7 @@ class TimerOperator(StatefulOperator):
         self._slice = TimeSlice(context.clock.monotonic_ns)
         self._batch_rows = context.config.batch_rows
         super().open(context)
-        self._emits_any_time = context.config.runtime_mode == "batch" and _has_on_timer(
+        self._emits_any_time = context.config.runtime_mode == "batch" and has_on_timer(
             self._handle.function
         )
         self._ask_for_wall_clock()
@@ -187,6 +187,7 @@ class TimerOperator(StatefulOperator):
         if self._keys is not None:
             state, types, timers = context.state, self._keys.types, self._ctx.timers
             timers.without_event_time = "" if _has_event_time(self._spec) else self._name
+            timers.without_on_timer = "" if has_on_timer(function) else type(function).__name__
             self._event_timers = TimerService(state, EVENT_TIMERS, types, timers.event_changes)
             self._processing_timers = TimerService(
                 state, PROCESSING_TIMERS, types, timers.processing_changes
@@ -207,7 +208,7 @@ class TimerOperator(StatefulOperator):
     def _leave(self, keys: KeyBatch | None) -> None:
         """A bundle has ended: what it changed becomes part of the state."""
         self._ctx.end()
-        self._states.check_memory()
+        self._states.check()
         if keys is None:
             return
         self._states.leave()
@@ -308,12 +309,6 @@ def _has_event_time(spec: graph_pb2.Operator) -> bool:
     """Whether any input has event time: then its watermarks pass, some day."""
     schemas = filter(None, (spec.input_schema, spec.second_input_schema))
     return any(EVENT_TIME in schema_from_bytes(schema).names for schema in schemas)
-
-
-def _has_on_timer(function: Any) -> bool:
-    """Whether a function does anything at its timers."""
-    own = type(function)
-    return issubclass(own, TimerFunction) and own.on_timer is not TimerFunction.on_timer
 
 
 class _Text(str):

@@ -74,7 +74,7 @@ class BatchProcessOperator(StatefulOperator):
         finally:
             ctx.slots_of = None
             ctx.end()
-        self._states.check_memory()
+        self._states.check()
         self._states.leave()
         yield from self._emitted(batch, out)
         yield from self._policy.side_output(batch)
@@ -102,11 +102,12 @@ class BatchProcessOperator(StatefulOperator):
                 "row of the input each was made from, out.emit(batch, rows)"
             )
         try:
-            indexes = pa.array(rows, pa.int64()) if not isinstance(rows, pa.Array) else rows
-            taken = times.take(indexes)
+            taken = times.take(_indexes(rows))
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise self._wrong(f"emitted a batch with rows={rows!r}: {error}") from error
-        if len(taken) != count or taken.null_count:
+        if taken.null_count:
+            raise self._wrong("emitted a batch with rows= that has a null in it")
+        if len(taken) != count:
             raise self._wrong(
                 f"emitted {count} rows and named {len(taken)} rows of the input for them"
             )
@@ -117,3 +118,17 @@ class BatchProcessOperator(StatefulOperator):
             f"operator {self._name!r}: {self._handle.name}.process_batch {what}",
             operator=self._name,
         )
+
+
+def _indexes(rows: Any) -> pa.Array:
+    """Numbers of rows. Of a mask or of fractions Arrow would make some, and rows would get times of others.
+
+    >>> _indexes(range(2)).to_pylist(), _indexes([]).type
+    ([0, 1], DataType(int64))
+    """
+    indexes = rows if isinstance(rows, pa.Array) else pa.array(rows)
+    if not len(indexes):
+        return indexes.cast(pa.int64())
+    if not pa.types.is_integer(indexes.type):
+        raise TypeError(f"they are {indexes.type}, and must be integers: rows of the input, from 0")
+    return indexes

@@ -26,7 +26,7 @@ from penstock.rows.schema import EVENT_TIME, schema_from_bytes
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.operators.process_rows import ProcessInput, ProcessOperator
-from taskmanager.state.hashmap.number_column import HashMapNumberColumn
+from taskmanager.state.hashmap.number_column import NumberColumn
 
 _ROWS_AT_ONCE: Final = 16_384
 """Rows of one call: between two calls the slot may do something else."""
@@ -44,7 +44,7 @@ class _HeldNumbers:
         have_changed: bool[room].
     """
 
-    def __init__(self, column: HashMapNumberColumn, slots: Int64Array) -> None:
+    def __init__(self, column: NumberColumn, slots: Int64Array) -> None:
         self._column = column
         self._slots = slots
         self.values = column.values.numbers
@@ -178,7 +178,7 @@ class CompiledProcessOperator(ProcessOperator):
         """Where each row finds its numbers, and the states."""
         function, kinds = self._handle.function, self._compiled.states
         held = [getattr(function, state.name) for state in kinds]
-        if all(isinstance(state.column, HashMapNumberColumn) for state in held):
+        if all(isinstance(state.column, NumberColumn) for state in held):
             return slots, [_HeldNumbers(state.column, slots) for state in held]
         unique, places = np.unique(slots, return_inverse=True)
         own = unique.tolist()

@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.errors import JobRejected
+from penstock.errors import JobRejected, Unrecoverable
 from penstock.processing.process_functions import ProcessKindInfo
+from penstock.rows.column_values import short_repr
 from penstock.state.declarations import (
     BroadcastState,
     KeyedState,
@@ -63,6 +64,8 @@ class FunctionStates:
         numbers: Mapping[str, str] | None = None,
     ) -> None:
         self._numbers = numbers or {}
+        self._function = function
+        self._attributes: dict[str, State] = {}
         self._scope = scope
         self._clock = context.clock
         self.by_name: dict[str, State] = {}
@@ -86,6 +89,7 @@ class FunctionStates:
                 held.redistribution = redistribution
                 bound = state.bind(held)
             bind_attribute(function, attribute, bound)
+            self._attributes[attribute] = bound
             self.by_name[state.name] = bound
         self._has_ttl = any(state.ttl_ms for state in self._keyed)
         if context.config.state_backend_type == "hashmap":
@@ -169,13 +173,22 @@ class FunctionStates:
         for state in self._broadcast:
             state.snapshot()
 
-    def check_memory(self) -> None:
+    def check(self) -> None:
         """Called for every bundle.
 
         Raises:
-            Unrecoverable: the states of the slot are larger than the limit.
+            Unrecoverable: the states of the slot are larger than the limit, or the function has put something else
+                in the place of one.
         """
         self._memory.check()
+        for attribute, state in self._attributes.items():
+            found = getattr(self._function, attribute, None)
+            if found is not state:
+                raise Unrecoverable(
+                    f"{type(self._function).__name__}.{attribute} was {state!r} and is now {short_repr(found)}, which "
+                    f"no checkpoint has and all keys share: change what a state holds by its methods, as in "
+                    f"self.{attribute}.update(...)"
+                )
 
     def close(self) -> None:
         """Their memory is not counted any more."""

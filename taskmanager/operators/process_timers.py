@@ -14,6 +14,7 @@ import pyarrow as pa
 from penstock.processing.process_context import TimerChanges
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.state.backend import KeyedStateBackend, TimerTable
+from taskmanager.state.key_batches import concatenated_keys
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -48,10 +49,15 @@ class TimerService:
 
     def all(self) -> tuple[KeyBatch, Int64Array] | None:
         """All timers, for tools; None = there are none. Not between two rows of a bundle."""
-        found = self._table.take_due(_LATEST_MS, len(self._table))
-        if found is not None:
-            self._table.register(*found)
-        return found
+        found = []
+        while (due := self._table.take_due(_LATEST_MS, max(len(self._table), 1))) is not None:
+            found.append(due)  # fewer than there are, where some had been deleted among them
+        if not found:
+            return None
+        keys = concatenated_keys([keys for keys, _ in found])
+        times = np.concatenate([times for _, times in found])
+        self._table.register(keys, times)
+        return keys, times
 
     def put_back(self, keys: KeyBatch, times: Int64Array) -> None:
         """Timers that were taken and have not fired."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from penstock.graph.window_schemas import ROWS, SLICE, partial_schema_of, value_column
+from penstock.graph.window_schemas import ROWS, SLICE, partial_schema, value_column
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
 from penstock.storage.key_encoding import KeyBatch
@@ -41,7 +41,7 @@ class SliceBundle:
         schema = schema_from_bytes(spec.input_schema)
         self._aggregation = Aggregation(aggregates, spec, KeyColumns(keys, schema))
         layout = self._aggregation.layout
-        self._schema = partial_schema_of(layout, schema, keys, is_window=True)
+        self._schema = partial_schema(layout, schema, keys, is_window=True)
         values = [value_column(spec) for spec in layout.group_columns]
         self._parts = parts_of(keys, layout.counted_columns(), schema)
         self._kept_parts = parts_of(keys, values, self._schema)

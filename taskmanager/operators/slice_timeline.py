@@ -121,10 +121,6 @@ class SliceTimeline:
         earliest += (first - earliest) % self.slide_ms
         return range(earliest, min(last, time_ms + 1) + 1, self.slide_ms)
 
-    def is_last_use(self, start: int, end: int) -> bool:
-        """True where nothing needs the slice once the window that ends there has fired."""
-        return self._lateness_ms == 0 and self._last_end(start) <= end
-
     def expire(self) -> list[int]:
         """Removes and returns the slices that nothing needs any more."""
         count = bisect_left(self._live, self.first_in_time_slice())

@@ -98,10 +98,9 @@ class _SlicedWindowOperator(Operator):
         timeline, contents = self._timeline, self._contents
         while (end := timeline.next_due(time_ms)) is not None:
             slices = timeline.slices_of(end)
-            contents.begin_firing(end, slices, [timeline.is_last_use(s, end) for s in slices])
             timeline.fire_next(end)
+            yield from contents.emit(end - timeline.size_ms, end, slices)
             self._expire()
-            yield from contents.emit_firing(end - timeline.size_ms, end)
         timeline.advance(time_ms)
         self._expire()
 

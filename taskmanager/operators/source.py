@@ -21,14 +21,21 @@ import structlog
 
 from common.elements import OperatorOutput, OriginEnded, SideOutput
 from common.pb import internal_pb2
-from penstock.connectors.source import END, PART_OF, Reader, SourceContext, Split
+from penstock.connectors.source import END, PART_OF, Reader, Source, SourceContext, Split
 from penstock.errors import BadRecord, TaskFailure
+from penstock.functions.functions import check_has_run
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.rows.column_values import cut_text
 from penstock.rows.schema import schema_from_bytes
 from taskmanager.connectors.factory import build_source
 from taskmanager.operators.done_names import DoneNames
 from taskmanager.operators.operator import NOTHING, OperatorContext
+from taskmanager.operators.source_contract import (
+    checked_milliseconds,
+    checked_position,
+    checked_reader,
+    checked_splits,
+)
 from taskmanager.user_code.user_failure import user_traceback
 
 _log = structlog.get_logger()
@@ -37,6 +44,11 @@ BAD_RECORD_SCHEMA = pa.schema(
     [("where", pa.string()), ("text", pa.string()), ("error", pa.string())]
 )
 """Rows of a source's side output for bad records."""
+
+_ASKED_AGAIN_MS = 100
+"""A reader that has nothing, and says neither when nor calls ``wake``."""
+_NOT_WOKEN_MS = 1_000
+"""A user's reader that could call ``wake``: if it forgets to, its rows come late, and not never."""
 
 T = TypeVar("T")
 ReportSplits = Callable[[internal_pb2.SplitsDiscovered], None]
@@ -64,6 +76,8 @@ class SourceOperator:
         self._done = DoneNames()
         self._is_dry = True  # the last read brought nothing
         self._has_news = False
+        self._asked_again_ms = 0
+        """How long after a None a reader that does not say when is asked again; 0 = when it is woken only."""
 
     def open(
         self,
@@ -98,7 +112,12 @@ class SourceOperator:
             submit=context.submit,
             takes_checkpoints=context.takes_checkpoints,
         )
-        self._guard(lambda: self._source.start(self._source_context))
+        self._name = type(self._source).__name__
+        self._guard(lambda: check_has_run(self._source.start(self._source_context), "start"))  # type: ignore[func-returns-value]
+        if type(self._source).start is Source.start:
+            self._asked_again_ms = _ASKED_AGAIN_MS
+        elif self._spec.source.HasField("custom"):
+            self._asked_again_ms = _NOT_WOKEN_MS
         self._discovery_context = replace(self._source_context, parallelism=self.split_parallelism)
         self._restore(restored)
         if context.subtask_index == 0:
@@ -121,7 +140,7 @@ class SourceOperator:
         snapshots = [checkpoint_pb2.SplitSnapshot(id=id, done=True) for id in done]
         reader, current = self._reader, self._split
         if reader is not None and current is not None:
-            snapshots.append(_snapshot(current, self._guard(reader.position)))
+            snapshots.append(_snapshot(current, self._guard(lambda: _position(reader))))
         snapshots += [_snapshot(split, self._positions.get(split.id)) for split in self._splits]
         return snapshots
 
@@ -135,13 +154,17 @@ class SourceOperator:
 
     def _discover(self) -> None:
         self._next_discovery_at_ms = None
-        self._context.run_in_background(
-            lambda: self._guard(lambda: self._source.discover(self._discovery_context)),
-            self._on_discovered,
-        )
+        self._context.run_in_background(lambda: self._guard(self._list), self._on_discovered)
+
+    def _list(self) -> Sequence[Split]:
+        return checked_splits(self._name, self._source.discover(self._discovery_context))
 
     def _on_discovered(self, splits: Sequence[Split]) -> None:
-        interval_ms = self._source.discovery_interval_ms()
+        interval_ms = self._guard(
+            lambda: checked_milliseconds(
+                f"{self._name}.discovery_interval_ms", self._source.discovery_interval_ms()
+            )
+        )
         # What is listed again after it was away is reported again; the JobManager knows what it has assigned.
         before = self._listed or frozenset()
         new = [split for split in splits if split.id not in before]
@@ -201,7 +224,7 @@ class SourceOperator:
         assert reader is not None
         assert split is not None
         # What was read before has gone through the chain by now.
-        self._context.origins.rest_is_from(split.id, self._guard(reader.min_event_time_ms))
+        self._context.origins.rest_is_from(split.id, self._guard(lambda: _rest_is_from(reader)))
         read = self._guard(lambda: reader.read(self._context.config.batch_rows))
         bad = self._take_bad_records()
         self._is_dry = read is None and not reader.is_reading()
@@ -212,7 +235,9 @@ class SourceOperator:
             self._done.append(split.id)
             return (*bad, OriginEnded(split.id))
         if read is None:
-            next_at_ms = reader.next_read_at_ms()
+            next_at_ms = self._guard(lambda: _next_read_at_ms(reader))
+            if next_at_ms is None and self._asked_again_ms:
+                next_at_ms = self._context.clock.now_ms() + self._asked_again_ms
             if next_at_ms is not None:
                 self._context.register_timer(next_at_ms)
             return bad or None
@@ -235,7 +260,9 @@ class SourceOperator:
             return False
         split = self._splits.popleft()
         position = self._positions.pop(split.id, None)
-        self._reader = self._guard(lambda: self._source.open(split, position))
+        self._reader = self._guard(
+            lambda: checked_reader(self._name, self._source.open(split, position))
+        )
         self._split = split
         self._context.origins.start(split.id)
         return True
@@ -320,6 +347,20 @@ class SourceOperator:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+
+def _position(reader: Reader) -> bytes:
+    return checked_position(type(reader).__name__, reader.position())
+
+
+def _rest_is_from(reader: Reader) -> int | None:
+    name = f"{type(reader).__name__}.min_event_time_ms"
+    return checked_milliseconds(name, reader.min_event_time_ms())
+
+
+def _next_read_at_ms(reader: Reader) -> int | None:
+    name = f"{type(reader).__name__}.next_read_at_ms"
+    return checked_milliseconds(name, reader.next_read_at_ms())
 
 
 def _split_to_proto(split: Split) -> internal_pb2.Split:

@@ -15,10 +15,10 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import OperatorOutput, Pause, StreamStatus, Watermark, WrittenFiles
-from penstock.errors import JobRejected, TaskFailure
+from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
-from penstock.rows.spark_types import carried_schema, check_for_spark
+from penstock.rows.spark_types import carried_schema
 from taskmanager.connectors.hidden_files import foreign_directory, output_tag
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.placed_files import place_files
@@ -57,13 +57,7 @@ class SparkStageOperator(Operator):
         self._stage_id = f"{context.job_id}/{'-'.join(map(str, place))}"
         self._directory = self._driver.place.stage_directory(*place)
         self._log_file = self._driver.place.log_file(*place)
-        is_sensitive = context.config.spark_keys.get("spark.sql.caseSensitive", "") == "true"
         schemas = [schema_from_bytes(schema) for schema in self._spec.input_schemas]
-        for schema in (*schemas, self._schema):
-            try:
-                check_for_spark(self._where, schema, is_case_sensitive=is_sensitive)
-            except JobRejected as error:
-                raise TaskFailure(str(error), user_traceback=str(error)) from error
         self._inputs = [
             StageInputFiles(
                 self._directory / f"in-{number}", schema, f"{self._where}, input {number + 1}"

@@ -57,7 +57,7 @@ class SliceContents(ABC, Generic[P]):
 
     @abstractmethod
     def restore(self, state: KeyedStateBackend) -> None:
-        """Brings all slices and windows that are being fired into memory, before ``open``; any thread."""
+        """Brings all slices into memory, before ``open``; any thread."""
 
     def open(self, context: OperatorContext) -> None:
         """Called once before anything else."""
@@ -72,7 +72,7 @@ class SliceContents(ABC, Generic[P]):
 
     @abstractmethod
     def prepare_snapshot(self) -> None:
-        """Puts what is kept outside of the backend into the operator's lists; no window is firing."""
+        """Puts what is kept outside of the backend into the operator's lists."""
 
     @abstractmethod
     def prepare(self, batch: pa.RecordBatch) -> P:
@@ -83,17 +83,12 @@ class SliceContents(ABC, Generic[P]):
         """Adds rows (None = all) to the slice that starts at ``start``."""
 
     @abstractmethod
-    def begin_firing(self, end: int, slices: Sequence[int], last_use: Sequence[bool]) -> None:
-        """Takes together what the window that ends at ``end`` is made of.
+    def emit(self, start: int, end: int, slices: Sequence[int]) -> Iterator[OperatorOutput]:
+        """Emits the window ``start .. end - 1``, batch by batch.
 
         Args:
-            slices: starts of its slices that have rows.
-            last_use: per slice, True where nothing needs it any more: it may be used up.
+            slices: starts of its slices that have rows; they stay as they are meanwhile.
         """
-
-    @abstractmethod
-    def emit_firing(self, start: int, end: int) -> Iterator[OperatorOutput]:
-        """Emits what ``begin_firing`` took together, batch by batch."""
 
     @abstractmethod
     def emit_updated(

@@ -24,7 +24,6 @@ from common.elements import (
     ControlElement,
     EndOfData,
     EndOfPartition,
-    LatencyMarker,
     Watermark,
 )
 from penstock.errors import PartitionUnavailable, StreamError
@@ -154,11 +153,6 @@ class KeptSubpartition(Subpartition, CacheMember):
         return self._is_consumed
 
     @property
-    def is_blocked(self) -> bool:
-        """True while the producer has to wait for a reader."""
-        return self._is_blocked
-
-    @property
     def is_on_disk(self) -> bool:
         """True when no row is in memory."""
         return not self.log.memory_bytes and not self.log.is_writing
@@ -207,9 +201,6 @@ class KeptSubpartition(Subpartition, CacheMember):
     @override
     def add_control(self, element: ControlElement) -> None:
         assert not self._is_finished, "a control element after the end of the partition"
-        if isinstance(element, LatencyMarker):
-            self._pass_by(element)
-            return
         if isinstance(element, Watermark) and self._collector.hold(element):
             return
         self._cut()
@@ -383,12 +374,6 @@ class KeptSubpartition(Subpartition, CacheMember):
         if self.log.append_control(element):
             for view in self._views:
                 view.step_back()
-
-    def _pass_by(self, element: LatencyMarker) -> None:
-        """It measures the way as it is now, so it is not kept."""
-        for view in self._views:
-            if view.is_caught_up and view.reader is not None:
-                view.reader.send_control(element)
 
     def _pump(self) -> None:
         """Sends to every reader what it can take, then lets go what nobody needs."""

@@ -80,13 +80,6 @@ class BackgroundWork(Generic[_T]):
             raise TaskFailure(f"{self._task.get_name()} was given up: what it was for has ended")
         return self._result.result()
 
-    @property
-    def value(self) -> _T | None:
-        """The result, None while there is none, and when it failed."""
-        if not self._result.done() or self._result.cancelled() or self._result.exception():
-            return None
-        return self._result.result()
-
     async def cancel(self) -> None:
         """Ends the work and waits until it has cleaned up."""
         self._task.cancel()

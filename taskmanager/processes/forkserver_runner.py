@@ -13,8 +13,9 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,8 +37,11 @@ from taskmanager.processes.fork_protocol import (
     encode,
 )
 from taskmanager.processes.orphans_runner import end_children
+from taskmanager.processes.process_usage import cpu_s
 
-_START_TIMEOUT_S = 60.0
+_START_LOOK_S, _START_WORK_MIN_S, _START_WORK_MAX_S = 60.0, 1.0, 60.0
+"""How often one that starts is looked at, and how much of a CPU it has had if it is to be waited for: so much since the last
+look, and no more than that in all. A busy machine makes it slow; what hangs or runs in circles is never ready."""
 _END_TIMEOUT_S = 2.0
 _BACKOFF_FIRST_S = 0.2
 _BACKOFF_MAX_S = 10.0
@@ -86,6 +90,7 @@ class ForkserverRunner:
         log_file: takes what the forkserver itself prints.
         arguments: further arguments of ``taskmanager.processes.forkserver``.
         user_umask: its umask, and that of what it forks; -1 = as this process has it.
+        kept_children: processes of this one that stay when a forkserver has ended.
     """
 
     def __init__(
@@ -95,7 +100,9 @@ class ForkserverRunner:
         arguments: Sequence[str] = (),
         *,
         user_umask: int = -1,
+        kept_children: Callable[[], Collection[int]] = tuple,
     ) -> None:
+        self._kept_children = kept_children
         self._user_umask = user_umask
         self._environment = dict(environment)
         self._log_file = log_file
@@ -218,19 +225,31 @@ class ForkserverRunner:
         self._generation = generation
         loop.add_reader(ours, self._receive, generation)
         try:
-            async with asyncio.timeout(_START_TIMEOUT_S):
-                import_ms = await generation.ready
-        except TimeoutError:
-            await self._discard()
-            raise StreamError(
-                f"the forkserver was not ready within {_START_TIMEOUT_S:.0f} s: the machine is too "
-                f"busy, or an import hangs; see {self._log_file}"
-            ) from None
+            import_ms = await self._await_ready(generation)
         except BaseException:
             await self._discard()
             raise
         self._log.info("forkserver.started", pid=process.pid, duration_ms=import_ms)
         self._available.set()
+
+    async def _await_ready(self, generation: _Generation) -> int:
+        """Returns how many milliseconds its imports took.
+
+        Raises:
+            StreamError: it has ended, or will not be ready.
+        """
+        began_s, worked_s = time.monotonic(), 0.0
+        while not generation.ready.done():
+            before_s = worked_s
+            await asyncio.wait([generation.ready], timeout=_START_LOOK_S)
+            worked_s = cpu_s(generation.process.pid)
+            is_busy = worked_s - before_s >= _START_WORK_MIN_S and worked_s < _START_WORK_MAX_S
+            if not generation.ready.done() and not is_busy:
+                raise StreamError(
+                    f"the forkserver was not ready within {time.monotonic() - began_s:.0f} s, in which it has worked for "
+                    f"{worked_s:.1f} s: an import hangs, or the machine gives it no time; see {self._log_file}"
+                )
+        return await generation.ready
 
     async def _discard(self) -> None:
         """Ends the current forkserver process, if it has not, and waits for it."""
@@ -251,8 +270,10 @@ class ForkserverRunner:
             generation.process.kill()
             generation.process.wait()
             raise
-        if adopts_orphans() and not await asyncio.to_thread(end_children, _END_TIMEOUT_S):
-            # One that was killed could not do that; this process has no other children.
+        # One that was killed could not do that.
+        if adopts_orphans() and not await asyncio.to_thread(
+            end_children, _END_TIMEOUT_S, self._kept_children()
+        ):
             self._log.error("orphans.left", reason="a process that a slot has left does not end")
         self._resolve(generation)
 

@@ -57,14 +57,17 @@ def kill_children(kept: Collection[int] = ()) -> set[int]:
     return ending
 
 
-def end_children(timeout_s: float) -> bool:
+def end_children(timeout_s: float, kept: Collection[int] = ()) -> bool:
     """Ends the children of this process, with all that comes here when they have ended.
+
+    Args:
+        kept: those that are left alone.
 
     Returns:
         Whether nothing is left that can be ended: one that hangs in the kernel takes longer.
     """
     deadline = time.monotonic() + timeout_s
-    while ending := kill_children():
+    while ending := kill_children(kept):
         if not _wait(ending, deadline):
             return False
     return True

@@ -19,12 +19,14 @@ from common.grpc_options import channel_options
 from common.message_bounds import check_message
 from common.pb import internal_pb2, internal_pb2_grpc
 from common.tls.daemon_tls_runner import DaemonTls
-from penstock.client.grpc_errors import error_from_rpc
+from penstock.client.client_tls import speaks_tls
+from penstock.client.grpc_errors import BROKEN, UNANSWERED, error_from_rpc, is_ours
 from penstock.errors import NotLeader, StoreTransient, StreamError
 
 _Answer = TypeVar("_Answer", bound=Message)
 _PIECE_TIMEOUT_S = 30.0
 _TOLD_MAX = 10
+_SPEAKS_TLS = "speaks TLS: set security.ssl.internal.enabled, .cert, .key and .ca here"
 
 
 class JobManagerClient:
@@ -60,9 +62,14 @@ class JobManagerClient:
         return self._addresses[self._current]
 
     @property
+    def alternatives(self) -> list[str]:
+        """The other addresses."""
+        return [one for one in self._addresses if one != self.address]
+
+    @property
     def has_alternatives(self) -> bool:
         """Whether there is another address to try."""
-        return len(self._addresses) > 1
+        return bool(self.alternatives)
 
     async def switch(self, why: StreamError) -> None:
         """Talks to another address from now on: to the leader's where a standby has told it, else to the next.
@@ -106,8 +113,19 @@ class JobManagerClient:
     async def register(
         self, request: internal_pb2.RegisterTaskManagerRequest
     ) -> internal_pb2.RegisterTaskManagerResponse:
-        """Offers this TaskManager's slots."""
-        return await self._call(self._stub().RegisterTaskManager, request)
+        """Offers this TaskManager's slots.
+
+        Raises:
+            StoreTransient: nobody has answered; says so where that is for want of TLS.
+        """
+        address = self.address
+        try:
+            return await self._call(self._stub().RegisterTaskManager, request)
+        except StoreTransient as error:
+            is_plain = self._tls is None and BROKEN in str(error)
+            if is_plain and await asyncio.to_thread(speaks_tls, address):
+                raise StoreTransient(f"the JobManager at {address} {_SPEAKS_TLS}") from error
+            raise
 
     async def heartbeat(
         self, request: internal_pb2.HeartbeatRequest, timeout_s: float
@@ -121,7 +139,7 @@ class JobManagerClient:
         """The same, to another address; who is talked to stays."""
         channel = self._connect(address)
         try:
-            return await self._call(_stub_of(channel).Heartbeat, request, timeout_s)
+            return await self._call(_stub_of(channel).Heartbeat, request, timeout_s, channel)
         finally:
             await channel.close()
 
@@ -181,10 +199,19 @@ class JobManagerClient:
         method: Callable[..., Awaitable[_Answer]],
         request: object,
         timeout_s: float | None = None,
+        channel: DaemonChannel | None = None,
     ) -> _Answer:
+        over = channel or self._channel
         try:
             answer = await method(request, timeout=timeout_s or self._timeout_s)
         except grpc.aio.AioRpcError as error:
+            if (
+                over is not None
+                and over.refusal
+                and not is_ours(error)
+                and error.code() in UNANSWERED
+            ):
+                raise StoreTransient(over.refusal) from error
             raise error_from_rpc(error) from error
         except grpc.aio.UsageError as error:
             raise self._closed() from error

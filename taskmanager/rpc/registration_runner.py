@@ -9,7 +9,7 @@ everything goes on, and the events that have waited are delivered.
 
 So it does where another JobManager has taken over: that one is told what runs, says what of it may go on, and gets
 the events that the one before has not acknowledged. It is found by asking other addresses while the JobManager is
-silent, or says so itself where that one answers still.
+silent, or by ``newer_leader_runner.py`` where that one answers still or is late.
 
 Invariants: each registration has an incarnation of its own, so that the JobManager knows the same, and nothing of
 an earlier one is left at it (slots, events), unless a later leader takes these over; nothing is given up before the
@@ -23,9 +23,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from common.clock import Clock
+from common.daemon_protocol import check_protocol
 from common.log import get_logger
 from common.pb import internal_pb2
-from penstock.client.protocol import MESSAGE_SIZE_MAX_BYTES
+from penstock.client.protocol import DAEMON_PROTOCOL_VERSION, MESSAGE_SIZE_MAX_BYTES
 from penstock.errors import (
     Fenced,
     JobManagerUnreachable,
@@ -36,10 +37,11 @@ from penstock.errors import (
 )
 from taskmanager.daemon.held_partitions import HeldPartitionsReport
 from taskmanager.daemon.identity import TaskManagerIdentity
-from taskmanager.processes.memory_usage import memory_bytes
+from taskmanager.processes.process_usage import memory_bytes
 from taskmanager.rpc.event_outbox import EventOutbox
 from taskmanager.rpc.jobmanager_client import JobManagerClient, is_transient
 from taskmanager.rpc.jobmanager_silence import JobManagerSilence, Presence
+from taskmanager.rpc.newer_leader_runner import NewerLeaderRunner
 from taskmanager.rpc.registration import LeaderReplaced, Registration, RegistrationLost
 from taskmanager.task.lifecycle import TERMINAL
 
@@ -113,9 +115,7 @@ class RegistrationRunner:
         """The connection has just broken."""
         self._seeks = False
         """Another JobManager may lead."""
-        self._told_leader = ""
-        self._leader_told = asyncio.Event()
-        """One has said that it leads, and where it is."""
+        self._newer_leader = NewerLeaderRunner(client)
         self._registered = asyncio.Event()
         self._registration: Registration | None = None
         self._is_leaving = False
@@ -175,8 +175,7 @@ class RegistrationRunner:
         """A JobManager says that it leads; it is asked before anything is believed."""
         own = self._registration
         if own is not None and own.is_over_by(told.cluster_id, told.leader_epoch):
-            self._told_leader = told.rpc_address
-            self._leader_told.set()
+            self._newer_leader.hear(told.rpc_address)
 
     async def say_goodbye(self, reason: str, timeout_s: float, *, is_planned: bool) -> None:
         """Tells the JobManager that this TaskManager ends; it may not hear. Nothing registers again.
@@ -214,7 +213,7 @@ class RegistrationRunner:
 
         Raises:
             JobRejected: the JobManager does not take it: another daemon has its id.
-            ProtocolMismatch: the JobManager takes no TaskManager of this version.
+            ProtocolMismatch: one of the two speaks another protocol of daemons.
             Unauthenticated: the token is missing or wrong.
         """
         incarnation, is_kept = self._new_incarnation(), False
@@ -265,6 +264,13 @@ class RegistrationRunner:
                 await self._see_partitions()
             try:
                 answer = await self._client.register(self._request(incarnation))
+                check_protocol(
+                    f"the JobManager at {self._client.address}",
+                    answer.version,
+                    answer.protocol_version,
+                    "this TaskManager",
+                    self._identity.version,
+                )
                 await self._follow(answer.cluster_id, answer.leader_epoch, answer.kept_slot_ids)
                 response = answer
                 continue
@@ -311,6 +317,7 @@ class RegistrationRunner:
             holdings=self._held_partitions().to_message(),
             held_attempts=_within_one_message(self._held_attempts()),
             ended_attempts=self._ended_attempts(),
+            protocol_version=DAEMON_PROTOCOL_VERSION,
         )
 
     async def _serve(self, registration: Registration) -> RegistrationLost:
@@ -321,7 +328,13 @@ class RegistrationRunner:
                 group.create_task(self._send_heartbeats(registration))
                 group.create_task(self._report_events(registration))
                 group.create_task(self._watch_connection())
-                group.create_task(self._ask_told_leaders(registration))
+                group.create_task(
+                    self._newer_leader.find(
+                        registration,
+                        lambda: self._heartbeat_request(registration),
+                        lambda: not self._held_slots(),
+                    )
+                )
         except* RegistrationLost as lost:
             first = lost.exceptions[0]
             reason = first if isinstance(first, RegistrationLost) else None
@@ -346,21 +359,6 @@ class RegistrationRunner:
         await self._client.wait_broken()
         self._is_cut.set()
 
-    async def _ask_told_leaders(self, registration: Registration) -> None:
-        """Leaves a JobManager that may know nothing of it yet, once a newer leader has answered."""
-        while True:
-            await self._leader_told.wait()
-            self._leader_told.clear()
-            address, request = self._told_leader, self._heartbeat_request(registration)
-            try:
-                answer = await self._client.heartbeat_at(address, request, _SEEK_PATIENCE_S)
-            except StreamError as error:
-                self._log.info("leader.not_found", jobmanager=address, reason=str(error))
-                continue
-            if registration.is_over_by(answer.cluster_id, answer.leader_epoch):
-                await self._client.turn_to(address)
-                raise LeaderReplaced(f"leader epoch {answer.leader_epoch} has begun")
-
     def _heartbeat_request(self, registration: Registration) -> internal_pb2.HeartbeatRequest:
         return internal_pb2.HeartbeatRequest(
             taskmanager_id=self._identity.taskmanager_id,
@@ -377,7 +375,8 @@ class RegistrationRunner:
         """Whether it was answered by who leads."""
         request = self._heartbeat_request(registration)
         try:
-            response = await self._client.heartbeat(request, self._patience_s())
+            with self._newer_leader.asking_while_late():
+                response = await self._client.heartbeat(request, self._patience_s())
         except StreamError as error:
             self._raise_unless_transient(error)
             self._log.info("heartbeat.failed", reason=str(error))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.names import require_name
@@ -12,6 +13,8 @@ from penstock.config import Configuration
 from penstock.storage.open_store import is_s3
 from taskmanager.network.gateway import Gateway
 from taskmanager.slots.artifact_cache_store import JobFiles
+from taskmanager.spark.left_sessions_runner import LeftSessions
+from taskmanager.spark.session_note_store import SLOTS
 
 
 def _no_gateway() -> None:
@@ -31,6 +34,7 @@ class SlotEnvironment:
         terminal_fd: where print sinks write besides their log, None = nowhere.
         token: the cluster's secret, "" without one.
         gateway: the way to other hosts, once it is there; None = slots connect to them.
+        left_sessions: ends what slots have left on servers of Spark Connect.
     """
 
     taskmanager_id: str
@@ -45,6 +49,7 @@ class SlotEnvironment:
     terminal_fd: int | None = None
     token: str = ""
     gateway: Callable[[], Gateway | None] = _no_gateway
+    left_sessions: LeftSessions = field(default_factory=LeftSessions)
 
     def job_logs(self, job_id: str) -> Path:
         """Where the logs of a job are.
@@ -91,7 +96,7 @@ class SlotEnvironment:
             artifact_paths=files.artifact_paths,
             log_directory=str(self.job_logs(job_id)),
             # Of this process alone: what it leaves is removed while the next one may be running.
-            work_directory=str(self.work_directory / "slots" / f"{slot_id}-{number}"),
+            work_directory=str(self.work_directory / SLOTS / f"{slot_id}-{number}"),
             config=config.to_mapping(),
             token=self.token,
             spill_directory=str(self.spill_directory),
@@ -100,6 +105,14 @@ class SlotEnvironment:
             gateway_unix_path=gateway.unix_path if gateway else "",
             gateway_port=gateway.port if gateway else 0,
         )
+
+    def clear(self, configuration: internal_pb2.SlotConfiguration) -> None:
+        """Removes what a process that has ended has left: its databases, a session on a server of Spark Connect; off the event loop."""
+        if configuration.unix_socket_path:
+            Path(configuration.unix_socket_path).unlink(missing_ok=True)
+        work = Path(configuration.work_directory)
+        self.left_sessions.end_of(work)
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def preloaded(config: Configuration) -> str:

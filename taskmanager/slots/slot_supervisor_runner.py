@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from common.clock import Clock
 from common.log import get_logger
@@ -28,7 +26,7 @@ from penstock.pb.client_pb2 import ATTEMPT_STATE_CANCELED, ATTEMPT_STATE_FAILED
 from taskmanager.partitions.spilling import Spilling
 from taskmanager.processes.background import Background, BackgroundWork
 from taskmanager.processes.forkserver_runner import ForkserverRunner
-from taskmanager.processes.memory_usage import memory_bytes
+from taskmanager.processes.process_usage import memory_bytes
 from taskmanager.processes.slot_channel import SlotChannel
 from taskmanager.slots.artifact_cache_store import ArtifactCache
 from taskmanager.slots.attempt_table import JobAttemptKey, key_of, state_event
@@ -279,13 +277,10 @@ class SlotSupervisor:
             cause = await runner.run()
         finally:
             runner.kill(cause)
-            if configuration.unix_socket_path:
-                Path(configuration.unix_socket_path).unlink(missing_ok=True)  # noqa: ASYNC240 - a socket's name
             for key in runner.attempts.attempt_keys():
                 self._close_attempt(key)
             self._release(runner.slot_id, slot, cause)
-        # A process that was killed has left its databases there.
-        await asyncio.to_thread(shutil.rmtree, configuration.work_directory, ignore_errors=True)
+        await asyncio.to_thread(self._environment.clear, configuration)
 
     def _release(self, slot_id: str, slot: _Slot, cause: str) -> None:
         if self._slots.get(slot_id) is slot:

@@ -11,8 +11,8 @@ def with_session(address: str, session_id: str) -> str:
     """The address that leads to one session, whoever connects.
 
     Args:
-        address: as of ``spark.remote``.
-        session_id: a UUID; one that the address names is left.
+        address: as of ``spark.remote``, which names none.
+        session_id: a UUID.
 
     Example: parameters stay.
         >>> with_session("sc://host:15002", "8d7e6f0c-0000-4000-8000-000000000000")
@@ -22,6 +22,4 @@ def with_session(address: str, session_id: str) -> str:
     """
     place, _, parameters = address.partition("/;")
     given = [one for one in parameters.split(";") if one]
-    if not any(one.startswith("session_id=") for one in given):
-        given.append(f"session_id={session_id}")
-    return f"{place.rstrip('/')}/;{';'.join(given)}"
+    return f"{place.rstrip('/')}/;{';'.join([*given, f'session_id={session_id}'])}"

@@ -26,7 +26,11 @@ import structlog
 from penstock.config import Configuration
 from penstock.errors import StreamError
 from taskmanager.processes.exit_cause import describe_status, likely_cause, log_tail
-from taskmanager.spark.connect_address import INTERRUPT_S, with_session
+from taskmanager.spark.connect_address import with_session
+from taskmanager.spark.failure_text import without_jvm
+from taskmanager.spark.left_sessions_runner import end_of_interrupt, start_interrupt
+from taskmanager.spark.session_note_store import forget_session
+from taskmanager.spark.session_process import DRIVER_LOG
 from taskmanager.spark.session_settings import memory_limit_bytes, memory_problem, session_settings
 from taskmanager.spark.stage_messages import (
     CancelStage,
@@ -157,7 +161,7 @@ class SparkDriverRunner:
 
     @property
     def _log_file(self) -> Path:
-        return self._own_directory / "driver.log"
+        return self._own_directory / DRIVER_LOG
 
     def _loop(self) -> None:
         assert self._waker is not None, "made before the thread"
@@ -280,7 +284,7 @@ class SparkDriverRunner:
         if self._process is None:
             return
         status = self._end_process(is_gentle=False)
-        tail = log_tail(self._log_file).strip()
+        tail = without_jvm(log_tail(self._log_file)).strip()
         if self._kill_reason:
             reason = f"it was killed, because {self._kill_reason}"
         else:
@@ -301,33 +305,18 @@ class SparkDriverRunner:
         address = self.place.config.spark_keys.get("spark.remote")
         if not address:
             return
+        session = with_session(address, self._session_id)
         try:
-            status = self._interrupt(with_session(address, self._session_id))
+            with self._log_file.open("ab") as log:
+                status = end_of_interrupt(start_interrupt(session, self._environment, log))
         except OSError as error:  # the stages have ended all the same
             _log.warning("spark.session_left", job_id=self.place.job_id, reason=str(error))
             return
         if status:
             reason = describe_status(status)
             _log.warning("spark.session_left", job_id=self.place.job_id, reason=reason)
-
-    def _interrupt(self, session: str) -> int:
-        """Ends what a session has under way on its server; returns the exit status of who does it."""
-        with self._log_file.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "taskmanager.spark.interrupt_process"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=dict(self._environment),
-                start_new_session=True,
-            )
-        assert process.stdin is not None, "it was asked for"
-        with suppress(BrokenPipeError), process.stdin as pipe:
-            pipe.write(session.encode())
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(INTERRUPT_S)
-        process.kill()
-        return process.wait()
+        else:
+            forget_session(self._own_directory)
 
     def _end_process(self, *, is_gentle: bool = True) -> int:
         """Ends the driver and its group; returns its exit status."""

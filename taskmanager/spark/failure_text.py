@@ -7,9 +7,13 @@ import re
 _LINES_MAX = 20
 _JVM = re.compile(r"^\s*(at [\w$.<>/@]+\(|\.\.\. \d+ more|JVM stacktrace:|Driver stacktrace:)")
 _CAUSED = re.compile(r"^\s*Caused by: ([\w.$]+(?:Exception|Error|Throwable)): ?(.*)$", re.MULTILINE)
+_OF_SPARK = re.compile(
+    r"^[: ]*(?:Caused by: )?(org\.apache\.spark[\w.$]+): (\[[A-Z].*)$", re.MULTILINE
+)
 _PYTHON = re.compile(
     r"Traceback \(most recent call last\):\n(?:.*\n)*?(\w[\w.]*: .*|\w[\w.]*)$", re.MULTILINE
 )
+_OF_MEMORY = ", which ran out of memory (execution.spark.driver-memory is the heap in local mode)"
 _OWN_WORDS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 
 
@@ -37,6 +41,11 @@ def root_cause(text: str) -> str:
     caused = _CAUSED.findall(text)
     if caused:
         name, message = caused[-1]
+        own = _OF_SPARK.findall(text)
+        if own and name.endswith(
+            "ClassNotFoundException"
+        ):  # what it was to be is what the user has said
+            name, message = own[-1]
         short = str(name).rpartition(".")[2]
         return f"{short}: {message}".strip().rstrip(":")
     return without_jvm(text)
@@ -49,10 +58,15 @@ def failure_message(operator: str, function: str, kind: str, text: str) -> str:
         function: how the user knows it.
         kind: class of the exception.
         text: all that it says.
+
+    Example: what to raise is named.
+        >>> failure_message("sum", "total", "Py4JJavaError", "java.lang.OutOfMemoryError: Java heap space")[:52]
+        "operator 'sum': total failed on Spark, which ran out"
     """
     cause = root_cause(text)
     whole = without_jvm(text)
-    head = f"operator {operator!r}: {function} failed on Spark: "
+    hint = _OF_MEMORY if "java.lang.OutOfMemoryError" in text else ""
+    head = f"operator {operator!r}: {function} failed on Spark{hint}: "
     if cause == whole:
         return f"{head}{kind}: {whole}"
     return f"{head}{cause}\n{kind}: {whole}"
@@ -88,6 +102,7 @@ _USER_KINDS = frozenset(
 _USER_CONDITIONS = (
     "ARITHMETIC_OVERFLOW",
     "CAST_",
+    "DATA_SOURCE_NOT_FOUND",
     "DIVIDE_BY_ZERO",
     "INVALID_",
     "NUMERIC_",

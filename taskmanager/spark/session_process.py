@@ -10,11 +10,19 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import TaskFailure
+from taskmanager.processes.exit_cause import log_tail
+from taskmanager.spark.checked_batches import checked_batches
 from taskmanager.spark.connect_address import with_session
+from taskmanager.spark.failure_text import without_jvm
+from taskmanager.spark.session_note_store import forget_session, note_session
+
+DRIVER_LOG = "driver.log"
+"""Of the driver's directory: what the process and its JVM say."""
 
 _EXIT_S = 2.0
 _OF_CONNECT = {
@@ -61,6 +69,7 @@ class SparkSessions:
             if self._session is None:
                 self._is_remote = bool(settings.get("spark.remote"))
                 self._session = self._remote(settings) if self._is_remote else self._own(settings)
+                _check_returned_batches(type(self._session.range(0)))
             if not self._is_remote and self.has_jvm() and not self.is_stopped():
                 self._activate()
             return self._session
@@ -79,7 +88,6 @@ class SparkSessions:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", settings["spark.driver.bindAddress"])
         os.environ.pop("SPARK_HOME", None)  # another Spark than the one that is imported here
-        from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
 
         builder = SparkSession.builder
@@ -87,8 +95,10 @@ class SparkSessions:
             builder = builder.config(key, value)
         try:
             session = builder.getOrCreate()
-        except PySparkRuntimeError as error:
-            raise TaskFailure(f"Spark's JVM did not start: {error}") from error
+        except Exception as error:
+            if type(error).__name__ == "PySparkRuntimeError" or self._has_ended(self._jvm(), error):
+                raise self._without_start(error) from error
+            raise
         jvm = self._jvm()
         if jvm is not None:
             threading.Thread(target=self._watch, args=(jvm,), name="jvm", daemon=True).start()
@@ -97,6 +107,14 @@ class SparkSessions:
             for archive in self._archives():
                 session.sparkContext.addPyFile(archive)
         return session
+
+    def _without_start(self, error: Exception) -> TaskFailure:
+        """What the JVM has said goes to the log of the process."""
+        tail = without_jvm(log_tail(self._directory / DRIVER_LOG)).strip()
+        return TaskFailure(
+            f"Spark's JVM did not start: {type(error).__name__}: {error}"
+            + (f"; its log ends with:\n{tail}" if tail else "")
+        )
 
     def _remote(self, settings: Mapping[str, str]) -> Any:
         missing = [package for module, package in _OF_CONNECT.items() if not _is_there(module)]
@@ -108,6 +126,7 @@ class SparkSessions:
         from pyspark.sql import SparkSession
 
         address = with_session(settings["spark.remote"], self._session_id)
+        note_session(self._directory, address)
         session = SparkSession.builder.remote(address).create()
         for key, value in settings.items():
             if key == "spark.remote":
@@ -149,6 +168,9 @@ class SparkSessions:
     def has_lost_jvm(self, error: BaseException) -> bool:
         """Whether the JVM has ended, as an error of a call into it may say a moment before the process is gone."""
         jvm = self._jvm() if self._session is not None and not self._is_remote else None
+        return self._has_ended(jvm, error)
+
+    def _has_ended(self, jvm: subprocess.Popen[bytes] | None, error: BaseException) -> bool:
         if jvm is None:
             return False
         if isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError":
@@ -197,6 +219,7 @@ class SparkSessions:
             if self._is_remote:
                 self._session.interruptAll()
             self._session.stop()
+            forget_session(self._directory)
 
 
 def _is_there(module: str) -> bool:
@@ -204,3 +227,22 @@ def _is_there(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
         return False
+
+
+def _check_returned_batches(frames: Any) -> None:
+    """Has ``mapInArrow`` of a class of DataFrames look at what functions return."""
+    original = frames.mapInArrow
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @wraps(original)
+    def map_in_arrow(frame: Any, func: Any, schema: Any, *others: Any, **options: Any) -> Any:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        # What was declared is Spark's to say: it has the grammar of schemas that are texts.
+        declared = to_arrow_schema(
+            original(frame, func, schema, *others, **options).schema, timezone="UTC"
+        )
+        return original(frame, checked_batches(func, declared), schema, *others, **options)
+
+    frames.mapInArrow = map_in_arrow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ _DEALT_OUT = {
     "parquet.block.size": str(32 << 20),
     "parquet.page.write-checksum.enabled": "true",
 }
+_NAMED_MAX = 10
 _OF_GLOBS = re.compile(r"([\\{}\[\]*?,^])")
 
 
@@ -106,6 +108,11 @@ def _check_result(result: Any, stage: RunStage) -> None:
     where = f"operator {stage.operator!r}: {stage.function_name} returned"
     if not isinstance(result, DataFrame):
         raise _wrong(f"{where} {_shown_kind(result)}, and not a DataFrame of Spark.{_hint(result)}")
+    if result.isStreaming:
+        raise _wrong(
+            f"{where} a streaming DataFrame, which has no end, and a stage is for whole inputs: spark.read in place of "
+            "spark.readStream; what never ends is for Penstock's own sources"
+        )
     columns = all_nullable(result.schema.jsonValue())["fields"]
     found = {column["name"]: column["type"] for column in columns}
     wanted = {
@@ -113,9 +120,12 @@ def _check_result(result: Any, stage: RunStage) -> None:
     }
     if len(found) < len(columns):
         raise _wrong(f"{where} a DataFrame that has a column twice: {_shown(columns)}")
-    if found.keys() != wanted.keys():
+    missing, unknown = wanted.keys() - found.keys(), found.keys() - wanted.keys()
+    if missing or unknown:
+        apart = [("without", missing), ("with", unknown)]
+        said = " and ".join(f"{word} {_named(names)}" for word, names in apart if names)
         raise _wrong(
-            f"{where} the columns {', '.join(found)}; schema= says {', '.join(wanted)}: change the one or the other"
+            f"{where} a DataFrame {said}, other than schema= says: change the one or the other"
         )
     other = [
         f"{name!r} is {shown_spark_type(found[name])} and should be {shown_spark_type(kind)}"
@@ -127,6 +137,13 @@ def _check_result(result: Any, stage: RunStage) -> None:
             f"{where} columns of other types than schema= says: {'; '.join(other)}. Cast them in the function, or "
             "declare what it returns"
         )
+
+
+def _named(names: AbstractSet[str]) -> str:
+    """Some columns by name, however many there are."""
+    shown = sorted(map(repr, names))
+    rest = len(shown) - _NAMED_MAX
+    return ", ".join(shown[:_NAMED_MAX]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _shown_kind(result: Any) -> str:

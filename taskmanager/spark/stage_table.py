@@ -162,7 +162,8 @@ class StageTable:
             else:
                 effects.append(
                     EndDriver(
-                        f"Spark had no session after {self._start_timeout_s:g} s (execution.spark.start-timeout)"
+                        f"Spark had no session after {self._start_timeout_s:g} s (execution.spark.start-timeout); where "
+                        "spark.master or spark.remote name a server: is it up, and can this TaskManager reach it?"
                     )
                 )
         return effects

@@ -1,7 +1,7 @@
 """What keyed operators keep their state behind.
 
 An operator has one backend, and in it named states. State of windows is cut into *namespaces* (a slice
-by its start, a firing by its window's end), which come and go as a whole: nothing needs a timer per key.
+by its start), which come and go as a whole: nothing needs a timer per key.
 
 The operators' side of the contract:
 - what they get from the backend they ask for again in every call, and never keep beyond it;
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -33,9 +33,9 @@ from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import AccumulatorKind
 from taskmanager.state.count_table import CountTable
-from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.group_column import GroupColumn
 from taskmanager.state.group_table import GroupTable
+from taskmanager.state.hashmap.key_space import KeySpace
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.state.row_table import RowDescriptor, RowTable
@@ -83,87 +83,6 @@ class AggregateDescriptor:
     kinds: tuple[AccumulatorKind, ...]
     new_columns: Callable[[], list[GroupColumn]]
     uses: tuple[tuple[str, ...], ...] = ()
-
-
-class ValueColumn(Protocol):
-    """One cell per key. Cells may be used between ``KeySpace.enter`` and ``leave`` only.
-
-    Attributes:
-        values: by slot the stored value, or ``ABSENT``. Read and assigned directly: this is the hot path
-            of Python functions. An assignment must be followed by ``changed.append(slot)``.
-        changed: slots that were assigned since ``enter``, in any order, also more than once.
-        removed: those that were given ``ABSENT``, likewise, where who assigns has made it a list; None = all that
-            were changed are looked at.
-    """
-
-    values: list[Any]
-    changed: list[int]
-    removed: list[int] | None
-
-
-class ListColumn(Protocol):
-    """A list per key, as ``ValueColumn``.
-
-    Attributes:
-        values: by slot a list of stored items, or ``ABSENT``. Items may be added to the list in place, or it may be
-            replaced, either followed by ``changed.append(slot)``.
-        replaced: slots of which anything was done but adding items at the end, likewise.
-    """
-
-    values: list[Any]
-    changed: list[int]
-    replaced: list[int]
-
-
-class MapColumn(Protocol):
-    """A map per key; entries are loaded and written one by one."""
-
-    def get(self, slot: int, key: Any) -> Any:
-        """The stored value, or ``ABSENT``."""
-
-    def put(self, slot: int, key: Any, stored: Any) -> None:
-        """Sets the value of an entry."""
-
-    def remove(self, slot: int, key: Any) -> None:
-        """Removes an entry; none is no error."""
-
-    def clear(self, slot: int) -> None:
-        """Removes all entries of a key."""
-
-    def items(self, slot: int) -> list[tuple[Any, Any]]:
-        """All (key, stored value) of a key, in an order that depends on the content alone."""
-
-
-class KeySpace(Protocol):
-    """The keys of an operator that have objects, and the columns with these objects.
-
-    A bundle of rows is handled between ``enter`` and ``leave``, in which each key has a *slot*: the same
-    small integer in all columns. ``enter`` brings what the columns hold of the keys into reach at once;
-    ``leave`` makes the changes part of the state, forgets keys that have nothing left, and may move
-    others out of memory.
-    """
-
-    def value_column(self, descriptor: StateDescriptor) -> ValueColumn:
-        """The column of a VALUE state; asked for before the first ``enter``."""
-
-    def list_column(self, descriptor: StateDescriptor) -> ListColumn:
-        """The column of a LIST state."""
-
-    def map_column(self, descriptor: StateDescriptor) -> MapColumn:
-        """The column of a MAP state."""
-
-    def enter(self, keys: KeyBatch) -> Int64Array:
-        """The slots of n keys (equal keys, equal slots): int64[n]."""
-
-    def leave(self) -> None:
-        """Ends the bundle."""
-
-    def keys(self) -> Iterable[KeyBatch]:
-        """All keys with state, in parts of bounded size (for functions that visit every key)."""
-
-    def sweep(self, now_ms: int, entries_max: int) -> int:
-        """Looks at some entries of states with a TTL, the next ones at each call, and removes those that
-        have expired; returns how many. Not between ``enter`` and ``leave``."""
 
 
 class TimerTable(Protocol):
@@ -249,9 +168,6 @@ class KeyedStateBackend(Protocol):
 
     def namespaces(self, name: str) -> list[int]:
         """Namespaces of a state that exist, ascending; restored ones included."""
-
-    def move(self, name: str, namespace: int, to_name: str, to_namespace: int) -> None:
-        """Gives the content of a namespace to one that does not exist yet, without copying."""
 
     def drop(self, name: str, namespace: int) -> None:
         """Removes a namespace with all in it; nothing happens where it does not exist."""

@@ -10,8 +10,9 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,10 +25,10 @@ from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, encode_keys
 from taskmanager.kernels.record_versions import RecordExport
 from taskmanager.state.accumulator_columns import accumulator_fields, from_columns, to_column
 from taskmanager.state.group_column import GroupColumn
-from taskmanager.state.keyed_rows import SealedKeyedRows, keyed_schema, latest_rows
+from taskmanager.state.keyed_rows import keyed_schema, latest_rows, sealed_batches
 from taskmanager.state.run_format import key_fields, plain_keys, split_tombstones
-from taskmanager.state.sealed_records import SealedRecords
-from taskmanager.state.snapshot_table import RestoredPart
+from taskmanager.state.sealed_records import record_batches
+from taskmanager.state.snapshot_table import RestoredPart, SealedTable
 
 Values = npt.NDArray[Any]
 
@@ -69,7 +70,6 @@ class GroupTable:
         key_types: types of the key columns.
         kinds: what the numbers are.
         columns: empty group columns.
-        home: name of the state it was made for.
         uses: per number what it is for.
         with_versions: the table can be sealed.
     """
@@ -79,12 +79,10 @@ class GroupTable:
         key_types: Sequence[pa.DataType],
         kinds: Sequence[AccumulatorKind],
         columns: list[GroupColumn],
-        home: str = "",
         *,
         uses: Sequence[tuple[str, ...]] = (),
         with_versions: bool = False,
     ) -> None:
-        self.home = home
         self._key_count = len(key_types)
         self._kinds = tuple(kinds)
         self._records = RecordTable(
@@ -204,14 +202,22 @@ class GroupTable:
         """Keys have changed after that version."""
         return self._records.versions.is_changed(since_version)
 
-    def seal(self, since_version: int, max_parallelism: int) -> SealedRecords | SealedKeyedRows:
+    def seal(self, since_version: int, max_parallelism: int) -> SealedTable:
         """Freezes the keys that changed after ``since_version``."""
         export = self._records.seal(since_version)
         if self._columns:
-            return self._seal_with_columns(export, max_parallelism)
-        return SealedRecords(
-            self._records, export, self._schema, self._key_count, max_parallelism, self._numbers
+            read = self._sealed_with_columns(export, max_parallelism)
+            return SealedTable(export.since_version, export.version, read)
+        read = partial(
+            record_batches,
+            self._records,
+            export,
+            self._schema,
+            self._key_count,
+            max_parallelism,
+            self._numbers,
         )
+        return SealedTable(export.since_version, export.version, read, export.release)
 
     def forget(self, version: int) -> None:
         """Tombstones up to the version may go."""
@@ -246,7 +252,9 @@ class GroupTable:
             for values, valid in zip(rows.accumulators, rows.validity, strict=True)
         ]
 
-    def _seal_with_columns(self, export: RecordExport, max_parallelism: int) -> SealedKeyedRows:
+    def _sealed_with_columns(
+        self, export: RecordExport, max_parallelism: int
+    ) -> Callable[[], Iterator[pa.RecordBatch]]:
         """Copies the changed keys and their numbers, and freezes the columns."""
         records = self._records
         keys = records.changed_keys(export)
@@ -257,9 +265,8 @@ class GroupTable:
         ]
         groups = records.lookup(keys)
         states += [column.freeze(groups) for column in self._columns]
-        return SealedKeyedRows(
-            export.since_version,
-            export.version,
+        return partial(
+            sealed_batches,
             self._schema,
             self._key_count,
             max_parallelism,

@@ -33,12 +33,17 @@ def keyed_schema(identity: Sequence[pa.Field], content: Sequence[pa.Field]) -> p
     return pa.schema([KEY_GROUP_FIELD, DELETED_FIELD, *identity, *content])
 
 
-class SealedKeyedRows:
-    """Changed rows and tombstones of a table as they were when it was sealed.
+def sealed_batches(
+    schema: pa.Schema,
+    key_count: int,
+    max_parallelism: int,
+    identity: list[pa.Array],
+    content: MakeColumns,
+    dead: list[pa.Array] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Changed rows and tombstones as they were when their table was sealed: tombstones first, each batch by key-group.
 
     Args:
-        since_version: the changes are those after it, 0 = all rows and no tombstones.
-        version: what was sealed.
         schema: ``keyed_schema``.
         key_count: how many of the identity's columns are the key.
         max_parallelism: number of key-groups.
@@ -47,47 +52,11 @@ class SealedKeyedRows:
         dead: identity columns of removed rows; may name rows that are there again.
     """
 
-    def __init__(
-        self,
-        since_version: int,
-        version: int,
-        schema: pa.Schema,
-        key_count: int,
-        max_parallelism: int,
-        identity: list[pa.Array],
-        content: MakeColumns,
-        dead: list[pa.Array] | None = None,
-    ) -> None:
-        self.since_version = since_version
-        self.version = version
-        self._schema = schema
-        self._key_count = key_count
-        self._max_parallelism = max_parallelism
-        self._identity: list[pa.Array] = identity
-        self._content: MakeColumns | None = content
-        self._dead = dead
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Tombstones, then rows; each batch by ascending key-group."""
-        if self._dead is not None and len(self._dead[0]):
-            yield from self._tombstones(self._dead)
-        content = self._content
-        if content is not None:
-            yield from self._rows(self._identity, content, is_deleted=False)
-
-    def _tombstones(self, identity: list[pa.Array]) -> Iterator[pa.RecordBatch]:
-        missing = self._schema.types[2 + len(identity) :]
-
-        def nothing(rows: Int64Array) -> list[pa.Array]:
-            return [pa.nulls(len(rows), kind) for kind in missing]
-
-        yield from self._rows(identity, nothing, is_deleted=True)
-
-    def _rows(
-        self, identity: list[pa.Array], content: MakeColumns, *, is_deleted: bool
+    def rows_of(
+        known: list[pa.Array], make: MakeColumns, *, is_deleted: bool
     ) -> Iterator[pa.RecordBatch]:
-        hashes = encode_keys(identity[: self._key_count]).hashes
-        groups = key_group_of(hashes, self._max_parallelism)
+        hashes = encode_keys(known[:key_count]).hashes
+        groups = key_group_of(hashes, max_parallelism)
         order = np.argsort(groups, kind="stable")
         for start in range(0, len(order), SEGMENT_BATCH_ROWS):
             rows = order[start : start + SEGMENT_BATCH_ROWS]
@@ -95,14 +64,17 @@ class SealedKeyedRows:
             arrays = [
                 pa.array(groups[rows]),
                 pa.repeat(is_deleted, len(rows)),
-                *(column.take(indices) for column in identity),
-                *content(rows),
+                *(column.take(indices) for column in known),
+                *make(rows),
             ]
-            yield from narrow_batches(arrays, self._schema)
+            yield from narrow_batches(arrays, schema)
 
-    def release(self) -> None:
-        """Gives everything back."""
-        self._identity, self._content, self._dead = [], None, None
+    if dead is not None and len(dead[0]):
+        missing = schema.types[2 + len(dead) :]
+        yield from rows_of(
+            dead, lambda rows: [pa.nulls(len(rows), kind) for kind in missing], is_deleted=True
+        )
+    yield from rows_of(identity, content, is_deleted=False)
 
 
 def latest_rows(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import ClassVar
 
 import pyarrow as pa
@@ -19,9 +20,10 @@ from taskmanager.kernels import encode_keys
 from taskmanager.kernels.tombstones import FIRST_VERSION
 from taskmanager.state.instances import InstanceState, NumberPool
 from taskmanager.state.key_index import KeyIndex
-from taskmanager.state.keyed_rows import MakeColumns, SealedKeyedRows, keyed_schema, latest_rows
+from taskmanager.state.keyed_rows import MakeColumns, keyed_schema, latest_rows, sealed_batches
 from taskmanager.state.run_format import key_fields
 from taskmanager.state.slot_arrays import SlotArrays
+from taskmanager.state.snapshot_table import SealedTable
 
 
 class KeyedTable(SlotArrays):
@@ -71,7 +73,7 @@ class KeyedTable(SlotArrays):
         """Rows were changed or removed after that version."""
         return self._last_change > since_version
 
-    def seal(self, since_version: int, max_parallelism: int) -> SealedKeyedRows:
+    def seal(self, since_version: int, max_parallelism: int) -> SealedTable:
         """Freezes what changed after ``since_version``: copies numbers of rows, but no contents."""
         version = self._version
         self._version += 1
@@ -79,9 +81,8 @@ class KeyedTable(SlotArrays):
         if since_version:
             rows = rows[self._changed_in[rows] > since_version]
         rows, removed = self._without_removed(rows, since_version)
-        return SealedKeyedRows(
-            since_version,
-            version,
+        read = partial(
+            sealed_batches,
             self.schema(),
             len(self._types),
             max_parallelism,
@@ -89,6 +90,7 @@ class KeyedTable(SlotArrays):
             self._content(rows),
             removed if since_version else None,
         )
+        return SealedTable(since_version, version, read)
 
     def _touch(self, rows: Int64Array) -> None:
         self._changed_in[rows] = self._version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,10 +12,8 @@ import pyarrow.compute as pc
 from penstock.storage.codec import StateCodec, codec_of
 from penstock.storage.codec_migration import MigrationRefusedError, migration
 from penstock.storage.entries.list_entries import items_of, with_items
+from penstock.storage.run_columns import CODEC, DELETED
 from taskmanager.state.descriptors import StateDescriptor, StateKind
-
-_CODEC: Final = b"codec"
-_DELETED: Final = "__deleted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class Migration:
             if self.kind is StateKind.LIST:
                 values = self._lists(column)
             else:
-                values = self._values(column, batch.column(_DELETED))
+                values = self._values(column, batch.column(DELETED))
             yield pa.RecordBatch.from_arrays([*batch.columns[:-1], values], schema=schema)
 
     def entry(self, data: bytes) -> bytes:
@@ -97,11 +95,10 @@ def migration_of(
         now_ms: when values that get a time to live count as written.
     """
     before, now = _columns(stored), _columns(declared)
-    old_name = (stored.field(len(stored) - 1).metadata or {}).get(_CODEC, b"").decode()
+    old_name = (stored.field(len(stored) - 1).metadata or {}).get(CODEC, b"").decode()
     if kind != descriptor.kind.value or before[:-1] != now[:-1] or not old_name:
         return None
     old, new = codec_of(old_name), descriptor.codec
-    assert isinstance(new, StateCodec), "codecs of declared states"
     try:
         convert = migration(old, new, now_ms)
     except MigrationRefusedError:
@@ -111,5 +108,5 @@ def migration_of(
 
 def _columns(schema: pa.Schema) -> list[tuple[str, str, bytes]]:
     return [
-        (field.name, str(field.type), (field.metadata or {}).get(_CODEC, b"")) for field in schema
+        (field.name, str(field.type), (field.metadata or {}).get(CODEC, b"")) for field in schema
     ]

@@ -13,6 +13,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ from penstock.storage.key_types import Int64Array, UInt64Array, plain_array, val
 from penstock.storage.run_columns import KEY_GROUP_FIELD, ROW_KEYS, SEQUENCE
 from taskmanager.state.batch_parts import PART_BYTES, in_parts_with
 from taskmanager.state.keyed_rows import SEGMENT_BATCH_ROWS, checked_rows
-from taskmanager.state.snapshot_table import RestoredPart
+from taskmanager.state.snapshot_table import RestoredPart, SealedTable
 from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, concatenated_array
 
 
@@ -117,12 +118,6 @@ class RowTable:
         self._row_count += batch.num_rows
         self._bytes += batch.nbytes + sequence.nbytes
 
-    def extend(self, tables: Sequence[RowTable]) -> None:
-        """Adds the rows of other tables, without copying."""
-        for table in tables:
-            for batch, sequence in zip(table._batches, table._sequences, strict=True):
-                self.add(batch, sequence)
-
     @property
     def descriptor(self) -> RowDescriptor:
         """What the rows are."""
@@ -133,9 +128,8 @@ class RowTable:
         """All rows are in memory, so that ``find`` finds none."""
         return True
 
-    @property
-    def part_count(self) -> int:
-        """In how many parts the rows are best read."""
+    def part_count(self, rows: int) -> int:
+        """In how many parts so many rows, of this table and others, are best read."""
         return 1
 
     def part(self, index: int, count: int) -> RowPiece:
@@ -163,19 +157,14 @@ class RowTable:
         """Rows have been added."""
         return bool(self._versions and self._versions[-1] > since_version)
 
-    def seal(self, since_version: int, max_parallelism: int) -> SealedRows:
+    def seal(self, since_version: int, max_parallelism: int) -> SealedTable:
         """Freezes the rows that came after ``since_version``; nothing is copied."""
         version = self._version
         self._version += 1
         first = bisect_right(self._versions, since_version) if since_version else 0
-        return SealedRows(
-            since_version,
-            version,
-            self._descriptor,
-            self._batches[first:],
-            self._sequences[first:],
-            max_parallelism,
-        )
+        batches, sequences = self._batches[first:], self._sequences[first:]
+        read = partial(_sealed_rows, self._descriptor, batches, sequences, max_parallelism)
+        return SealedTable(since_version, version, read)
 
     def forget(self, version: int) -> None:
         """There are no tombstones."""
@@ -193,53 +182,39 @@ class RowTable:
             self._append(pa.RecordBatch.from_arrays(arrays, schema=schema), sequence, 0)
 
 
-class SealedRows:
-    """Rows as they were when their table was sealed.
+def _sealed_rows(
+    descriptor: RowDescriptor,
+    batches: list[pa.RecordBatch],
+    sequences: list[Int64Array],
+    max_parallelism: int,
+) -> Iterator[pa.RecordBatch]:
+    """Rows as they are exported, sorted by key-group in parts of bounded size."""
+    keyed, schema = KeyedRows(descriptor), descriptor.stored_schema()
 
-    Attributes:
-        since_version: the rows are those that came after it, 0 = all.
-        version: what was sealed.
-    """
-
-    def __init__(
-        self,
-        since_version: int,
-        version: int,
-        descriptor: RowDescriptor,
-        batches: list[pa.RecordBatch],
-        sequences: list[Int64Array],
-        max_parallelism: int,
-    ) -> None:
-        self.since_version = since_version
-        self.version = version
-        self._descriptor = descriptor
-        self._batches = batches
-        self._sequences = sequences
-        self._max_parallelism = max_parallelism
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, sorted by key-group in parts of bounded size."""
-        for batches, sequences in in_parts_with(self._batches, self._sequences, PART_BYTES):
-            yield from _sorted_by_key_group(list(map(self._stored, batches, sequences)))
-
-    def release(self) -> None:
-        """Gives the rows back."""
-        self._batches, self._sequences = [], []
-
-    def _stored(self, batch: pa.RecordBatch, sequence: Int64Array) -> pa.RecordBatch:
-        hashes = KeyedRows(self._descriptor).hashes(batch)
-        groups = key_group_of(hashes, self._max_parallelism)
+    def stored(batch: pa.RecordBatch, sequence: Int64Array) -> pa.RecordBatch:
+        groups = key_group_of(keyed.hashes(batch), max_parallelism)
         arrays = [pa.array(groups), pa.array(sequence), *map(plain_array, batch.columns)]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._descriptor.stored_schema())
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    for some, places in in_parts_with(batches, sequences, PART_BYTES):
+        yield from _sorted_by_key_group(list(map(stored, some, places)))
 
 
 def parts_of(tables: Sequence[RowTable]) -> Iterator[pa.RecordBatch]:
     """The rows of all tables, at least one, part by part; those of a part in order of arrival."""
-    count = max(table.part_count for table in tables)
+    count = part_count(tables)
     for index in range(count):
         rows = part_rows(tables, index, count)
         if rows.num_rows:
             yield rows
+
+
+def part_count(tables: Sequence[RowTable]) -> int:
+    """In how many parts the rows of at least one table are best read together."""
+    if all(table.is_in_memory for table in tables):
+        return 1
+    rows = sum(map(len, tables))
+    return max(table.part_count(rows) for table in tables)
 
 
 def part_rows(tables: Sequence[RowTable], index: int, count: int) -> pa.RecordBatch:

@@ -11,13 +11,13 @@ Two ways to be snapshotted:
   in it (a table that never removes single keys needs no such column);
 - whole: every segment holds all rows (``SealedTable.since_version`` is 0), and replaces the chain.
 
-Layout of the batches: see ``taskmanager.state.run_format``. ``__key_group`` comes first and is ascending
-within each batch; only the order of batches says which of two rows of a key is the later one.
+Layout of the batches: see ``taskmanager.state.run_format``. ``__key_group`` comes first; who
+writes them sorts by it, and only the order of batches says which of two rows of a key is the later one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,32 +42,36 @@ class RestoredPart:
     rows_max: int
 
 
-class SealedTable(Protocol):
+@dataclass(eq=False)
+class SealedTable:
     """Changes of a table that stay as they were when it was sealed, whatever happens to the table.
 
     Attributes:
         since_version: the changes are those after it; 0 = all content. A table may give more than it was
             asked for, and 0 always will do.
         version: the version that was sealed; the table goes on with the next.
+        read: makes what ``batches`` gives; None = it has been given back.
+        give_back: what was kept for it.
     """
 
-    @property
-    def since_version(self) -> int:
-        """The changes are those after it."""
+    since_version: int
+    version: int
+    read: Callable[[], Iterator[pa.RecordBatch]] | None
+    give_back: Callable[[], None] | None = None
 
-    @property
-    def version(self) -> int:
-        """The version that was sealed."""
-
-    def batches(self) -> Iterable[pa.RecordBatch]:
-        """The changes, in batches of bounded size, each by ascending key-group; tombstones first.
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The changes, in batches of bounded size, in any order of key-groups; tombstones first.
 
         Called at most once, on an I/O thread, while the mailbox thread goes on changing the table: a
         simple table makes the batches in ``seal`` and only hands them out here.
         """
+        return iter(()) if self.read is None else self.read()
 
     def release(self) -> None:
         """Gives back what was kept for it, read or not. Called on the mailbox thread; repeatable."""
+        self.read = None
+        if self.give_back is not None:
+            self.give_back()
 
 
 class SnapshotTable(Protocol):
@@ -81,10 +85,8 @@ class SnapshotTable(Protocol):
     def kind(self) -> str:
         """What kind of table it is."""
 
-    def schema(self) -> pa.Schema | None:
-        """Schema of all its batches; the metadata of its fields is part of it (names of codecs). None as
-        long as the table has never held a row of which it would know (a backend then has no check to
-        make before ``load``)."""
+    def schema(self) -> pa.Schema:
+        """Schema of all its batches; the metadata of its fields is part of it (names of codecs)."""
 
     def is_changed(self, since_version: int) -> bool:
         """Something has changed in a version above ``since_version``; cheap."""
@@ -106,8 +108,7 @@ class SnapshotTable(Protocol):
 
     def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
         """Adds what a snapshot holds, oldest segment first; later rows of a key win. Called before
-        anything else; does not count as a change. Batches have the schema of ``schema()`` where that is
-        known (with other metadata, maybe).
+        anything else; does not count as a change. Batches have the schema of ``schema()`` (with other metadata, maybe).
 
         Raises:
             TaskFailure: the rows do not fit the table.

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-import structlog
-
 from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
 from penstock.errors import InvariantViolation
@@ -48,8 +46,6 @@ from taskmanager.task.restore_silence import LIMIT_MS_MIN
 from taskmanager.task.slot_services import SlotServices
 from taskmanager.task.state_opening import StateOpening
 from taskmanager.task.subtask import Subtask
-
-_log = structlog.get_logger()
 
 
 class Deployment:

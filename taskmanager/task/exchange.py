@@ -23,7 +23,7 @@ from taskmanager.network.connection_pool import (
     OnUnreachable,
     ignore_peer,
 )
-from taskmanager.network.credit import far_windows
+from taskmanager.network.credit import far_windows, near_windows
 from taskmanager.network.gateway import Gateway
 from taskmanager.network.handshake import SlotIdentity
 from taskmanager.network.input_connector import (
@@ -156,7 +156,7 @@ class DataExchange:
             partitioner_of(edge, subtask_index),
             subpartition_count=edge.subpartition_count,
             batch_rows=self._config.batch_rows,
-            batch_bytes_max=max(1, credit_bytes // 2),
+            batch_bytes_max=credit_bytes,
             buffer_timeout_ms=self._config.buffer_timeout_ms,
             counters=counters,
             now_ns=self._clock.monotonic_ns,
@@ -214,10 +214,10 @@ class DataExchange:
         listed = [(edge, channel) for edge in inputs for channel in edge.channels]
         starts = {(start.edge_id, start.index): start for start in positions}
         far = [self._connections.is_far(channel.producer) for _, channel in listed]
-        windows = far_windows(sum(far))
+        near, windows = near_windows(len(far)), far_windows(sum(far))
         gate = InputGate(
             [
-                replace(channel_spec(edge, channel, starts), windows=windows if is_far else 1)
+                replace(channel_spec(edge, channel, starts), windows=windows if is_far else near)
                 for (edge, channel), is_far in zip(listed, far, strict=True)
             ],
             self._config.network_credit_bytes,

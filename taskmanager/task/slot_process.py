@@ -12,11 +12,10 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-
-import structlog
 
 from common.clock import SystemClock
 from common.pb import internal_pb2
@@ -42,8 +41,6 @@ from taskmanager.user_code.user_output import AttemptOutput, capture, open_log
 _IO_THREADS_MAX = 2
 _SNAPSHOT_THREADS_MAX = 2
 _GRACE_S = 2.0
-
-_log = structlog.get_logger()
 
 
 def run(connection: socket.socket) -> None:
@@ -94,7 +91,7 @@ def run(connection: socket.socket) -> None:
         spark=spark,
     )
     builder = _ExecutionBuilder(services, configuration, output)
-    runtime = SlotRuntime(clock, mailbox, exchange, builder, channel.send)
+    runtime = SlotRuntime(clock, mailbox, exchange, builder, channel.send, time.thread_time_ns)
     endpoint = _listen(exchange, configuration)
     channel.start()
     channel.send(internal_pb2.SlotReport(ready=endpoint))

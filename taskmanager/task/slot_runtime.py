@@ -8,7 +8,7 @@ loop of a real slot process: it waits for mail when there is nothing to do.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from common.clock import Clock
@@ -18,6 +18,7 @@ from penstock.storage.request_counts import FILE_REQUESTS, S3_REQUESTS, RequestC
 from taskmanager.partitions.spill_counts import SPILL
 from taskmanager.partitions.spilling import Spilling
 from taskmanager.processes.mailbox import Mailbox
+from taskmanager.task.exchange import DataExchange
 from taskmanager.task.execution import Execution
 from taskmanager.task.flush_pacing import FlushPacing
 from taskmanager.task.subtask import Progress
@@ -37,35 +38,24 @@ class ExecutionFactory(Protocol):
         """A new execution; ``schedule`` (any thread) asks for a step."""
 
 
-class SlotExchange(Protocol):
-    """The part of the data exchange that the loop drives: its waits, and what attempts leave behind."""
-
-    @property
-    def next_deadline_ns(self) -> int | None:
-        """Monotonic time at which ``tick`` has something to do."""
-
-    def tick(self, now_ns: int) -> None:
-        """Ends the waits whose deadline has passed."""
-
-    def set_spilling(self, spilling: Spilling) -> None:
-        """Whether kept partitions may be written to disk from now on."""
-
-    def release_partitions(self, partition_ids: Iterable[PartitionId]) -> None:
-        """Drops partitions that finished attempts have left behind."""
-
-
 class SlotRuntime:
-    """Owns the subtasks of a slot and gives each of them its turn."""
+    """Owns the subtasks of a slot and gives each of them its turn.
+
+    Args:
+        cpu_ns: CPU time that the calling thread has taken so far.
+    """
 
     def __init__(
         self,
         clock: Clock,
         mailbox: Mailbox,
-        exchange: SlotExchange,
+        exchange: DataExchange,
         build_execution: ExecutionFactory,
         report: Callable[[internal_pb2.SlotReport], None],
+        cpu_ns: Callable[[], int],
     ) -> None:
         self._clock = clock
+        self._cpu_ns = cpu_ns
         self._mailbox = mailbox
         self._exchange = exchange
         self._build_execution = build_execution
@@ -74,7 +64,7 @@ class SlotRuntime:
         self._ready: deque[tuple[str, int, int]] = deque()
         self._is_ready: set[tuple[str, int, int]] = set()
         self._out_of_input: dict[tuple[str, int, int], None] = {}
-        self._pacing = FlushPacing(clock.monotonic_ns())
+        self._pacing = FlushPacing(clock.monotonic_ns(), cpu_ns())
         self._next_metrics_at_ms = clock.now_ms() + _METRICS_INTERVAL_MS
         self._is_stopped = False
 
@@ -180,7 +170,8 @@ class SlotRuntime:
                     mail()
 
     def _note_work(self, begun_ns: int) -> None:
-        self._pacing.worked(begun_ns, self._clock.monotonic_ns(), has_more=bool(self._ready))
+        ended_ns, has_more = self._clock.monotonic_ns(), bool(self._ready)
+        self._pacing.worked(begun_ns, ended_ns, self._cpu_ns(), has_more=has_more)
 
     def stop(self) -> None:
         """Ends the loop; every subtask that still runs is cancelled."""
@@ -215,7 +206,7 @@ class SlotRuntime:
                 if execution.flush() is Progress.MORE:
                     self._schedule(key)
                 self._forget_if_ended(key)
-        self._pacing.flushed(self._clock.monotonic_ns())
+        self._pacing.flushed(self._clock.monotonic_ns(), self._cpu_ns())
         return True
 
     def _wake_due(self) -> bool:

@@ -14,20 +14,21 @@ from penstock.errors import StreamError
 from penstock.local.local_cluster import LocalCluster
 from penstock.streams.environment import Environment
 from tests.support.ledger_job import LedgerJob
-from tests.support.processes import DaemonCluster, site
+from tests.support.processes import DaemonCluster, own_cluster
 from tests.support.watched_job import WatchedJob, submitted
 
 
 @pytest.fixture(scope="session")
 def chaos_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
     """Two TaskManagers with a slot each, quick to notice; nothing may be left of them."""
-    with site(tmp_path_factory.mktemp("chaos")) as place:
-        cluster = DaemonCluster(place)
-        cluster.start(taskmanagers=2, slots=1, heartbeat_interval="200ms", heartbeat_timeout="3s")
+    with own_cluster(
+        tmp_path_factory.mktemp("chaos"),
+        taskmanagers=2,
+        slots=1,
+        heartbeat_interval="200ms",
+        heartbeat_timeout="3s",
+    ) as cluster:
         yield cluster
-        cluster.stop()
-        cluster.assert_nothing_left()
-        place.assert_nothing_left()
 
 
 @pytest.fixture
@@ -52,13 +53,14 @@ def job(cluster: DaemonCluster, tmp_path: Path) -> Iterator[LedgerJob]:
 @pytest.fixture(scope="session")
 def wide_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
     """Three TaskManagers with three slots each: room for what one of them has lost."""
-    with site(tmp_path_factory.mktemp("wide")) as place:
-        cluster = DaemonCluster(place)
-        cluster.start(taskmanagers=3, slots=3, heartbeat_interval="200ms", heartbeat_timeout="3s")
+    with own_cluster(
+        tmp_path_factory.mktemp("wide"),
+        taskmanagers=3,
+        slots=3,
+        heartbeat_interval="200ms",
+        heartbeat_timeout="3s",
+    ) as cluster:
         yield cluster
-        cluster.stop()
-        cluster.assert_nothing_left()
-        place.assert_nothing_left()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -41,13 +42,14 @@ class CutOffCluster:
     def __init__(self, place: Site, hosts: Hosts, zookeeper: str) -> None:
         self.hosts = hosts
         self.addresses = ",".join(f"{hosts.address(host)}:{PORT}" for host in (0, 1))
+        self.storage = place.directory / "shared"
         self._local = LocalCluster(place.directory / "cluster")
         self._site = place
         self._options = {
             "high-availability.type": "zookeeper",
             "high-availability.zookeeper.quorum": zookeeper,
             "high-availability.zookeeper.client.session-timeout": f"{SESSION_S:g}s",
-            "high-availability.storageDir": str(place.directory / "shared"),
+            "high-availability.storageDir": str(self.storage),
             "execution.checkpointing.dir": str(place.directory / "checkpoints"),
             "execution.checkpointing.interval": "200ms",
             "heartbeat.interval": "200ms",
@@ -255,6 +257,38 @@ def test_a_taskmanager_that_sees_only_the_old_leader_is_adopted_when_it_sees_the
         await_details(handle, lambda _, state: state == "RUNNING")
         assert cluster.restarts(handle) == 0
         stopped(handle, out, tmp_path / "savepoints")
+
+
+@contextlib.contextmanager
+def hidden(path: Path, process: int) -> Iterator[None]:
+    """For the time of the block one process of a host sees an empty directory there, as where nothing is mounted."""
+    inside = ["nsenter", "--mount", "--target", str(process), "--"]
+    subprocess.run([*inside, "mount", "-t", "tmpfs", "none", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*inside, "umount", str(path)], check=True)
+
+
+def test_a_taskmanager_without_tasks_leaves_a_leader_that_cannot_know_of_the_new_one(
+    cluster: CutOffCluster,
+) -> None:
+    leader, standby = cluster.roles()
+    process = cluster.jobmanager(leader).pid
+    with hidden(cluster.storage, process):
+        cluster.hosts.cut_from_service(leader)
+        cluster.await_leader(standby)
+        deadline = Deadline("the TaskManager to register with the new leader", DEADLINE_S)
+        address = f"{cluster.hosts.address(standby)}:{PORT}"
+        with Client(address, token=TOKEN) as client:
+            while not client.cluster().taskmanagers:
+                deadline.left()
+                time.sleep(0.1)
+        assert cluster.health(leader) == "serving", "nobody has told it"
+    deadline = Deadline("the end of the former leader", DEADLINE_S)
+    while cluster.health(leader) == "serving":
+        deadline.left()
+        time.sleep(0.1)
 
 
 def test_half_a_minute_without_zookeeper_changes_nothing_and_the_end_of_the_session_is_heard(

@@ -18,7 +18,7 @@ from tests.support.killer import WITH_PAUSES, LedgerRun, plan, plan_of_batch
 from tests.support.ledger import Ledger
 from tests.support.processes import DaemonCluster, Site, site
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.sampled(4)]
 
 TASKMANAGERS = 2
 

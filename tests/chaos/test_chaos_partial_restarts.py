@@ -32,7 +32,7 @@ from tests.support.processes import DaemonCluster, wait_ended
 from tests.support.watched_job import Placed, Subtask, WatchedJob, placed
 from tests.support.windowed_job import WindowedJob
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(9)]
 
 Submit = Callable[..., WatchedJob]
 CACHING = {"execution.exchange.default": "caching"}

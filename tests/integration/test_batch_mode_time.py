@@ -20,6 +20,7 @@ from pyarrow import csv, parquet
 import penstock as ps
 from penstock import col
 from tests.integration.conftest import NewEnvironment
+from tests.support.examples import RUNS_ALL
 from tests.support.jobs import rows_of, run
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
@@ -194,7 +195,6 @@ class Same(ps.KeyedProcessFunction):
 
     def process(self, row: Any, ctx: Any, out: Any) -> None:
         self.seen.update((self.seen.value() or 0) + 1)
-        ctx.timers.event_time(ctx.timestamp)
         out.emit(n=row.n, key=row.key, ts=row.ts)
 
 
@@ -352,6 +352,7 @@ def test_names_of_directories_win_over_statistics(new_env: NewEnvironment, tmp_p
     assert (sorted(row["n"] for row in found), list(late)) == ([1, 3, 5], [])
 
 
+@pytest.mark.skipif(not RUNS_ALL, reason="it takes long: make test-all runs it")
 @pytest.mark.parametrize("shape", ["count", "session", "process"])
 def test_more_state_than_memory_names_operator_and_remedy(shape: str) -> None:
     rows = 400_000

@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,32 @@ def saved(env: ps.Environment, tmp_path: Path) -> Path:
     return path
 
 
+def claimed_by_one_of_two(
+    new_env: NewEnvironment, tmp_path: Path, path: Path, more: dict[str, str]
+) -> ps.JobHandle:
+    """The job that has claimed a savepoint, of two at once; of the other one nothing stays."""
+
+    def claim(env: ps.Environment) -> ps.JobHandle | ps.JobRejected:
+        build(env, tmp_path / "out")
+        try:
+            return env.submit("second", from_savepoint=path, claim=True)
+        except ps.JobRejected as error:
+            return error
+
+    before = set((tmp_path / "checkpoints").iterdir())
+    with ThreadPoolExecutor(2) as pool:
+        ends = list(pool.map(claim, [new_env(2, config(tmp_path, **more)) for _ in range(2)]))
+    [handle] = [one for one in ends if isinstance(one, ps.JobHandle)]
+    [refused] = [one for one in ends if isinstance(one, ps.JobRejected)]
+    # Who comes when it has been taken over finds nothing there.
+    told = str(refused)
+    assert f"job {handle.job_id}" in told or (f"{path} is no directory that exists" in told), told
+    assert set((tmp_path / "checkpoints").iterdir()) - before == {
+        tmp_path / "checkpoints" / handle.job_id
+    }
+    return handle
+
+
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_files_of_a_claimed_savepoint_are_counted_and_go_when_nothing_names_them(
     new_env: NewEnvironment, cluster: LocalCluster, tmp_path: Path, backend: str
@@ -153,8 +180,7 @@ def test_files_of_a_claimed_savepoint_are_counted_and_go_when_nothing_names_them
     (tmp_path / "most").touch()
     theirs = inodes(path / "state")
     assert theirs
-    build(env, tmp_path / "out")
-    handle = env.submit("second", from_savepoint=path, claim=True)
+    handle = claimed_by_one_of_two(new_env, tmp_path, path, more)
     own = tmp_path / "checkpoints" / handle.job_id / "shared"
 
     def left() -> set[tuple[int, int]]:

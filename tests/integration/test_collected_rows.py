@@ -18,6 +18,7 @@ from penstock.client import arrived_rows, collected
 from penstock.client.client import Client
 from penstock.local.local_cluster import LocalCluster
 from penstock.pb import client_pb2
+from tests.support.examples import RUNS_ALL
 from tests.support.processes import Site, site
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
@@ -222,6 +223,7 @@ with ps.Environment(sys.argv[1], parallelism=2) as env:
 """
 
 
+@pytest.mark.skipif(not RUNS_ALL, reason="it takes long: make test-all runs it")
 def test_a_loop_needs_bounded_memory(cluster: LocalCluster, place: Site) -> None:
     script = place.directory / "memory.py"
     script.write_text(MEMORY)

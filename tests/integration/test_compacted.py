@@ -26,7 +26,7 @@ from tests.support.processes import (
     DaemonCluster,
     Deadline,
     Ended,
-    site,
+    own_cluster,
     slot_pids,
     wait_ended,
     wait_in_directory,
@@ -58,13 +58,8 @@ def numbers(start: int, count: int) -> pa.RecordBatch:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[DaemonCluster]:
-    with site(tmp_path / "site") as place:
-        cluster = DaemonCluster(place)
-        cluster.start(taskmanagers=2, slots=3)
+    with own_cluster(tmp_path / "site", taskmanagers=2, slots=3) as cluster:
         yield cluster
-        cluster.stop()
-        cluster.assert_nothing_left()
-        place.assert_nothing_left()
 
 
 def persist(cluster: DaemonCluster, name: str, rows: int = ROWS) -> None:
@@ -140,7 +135,7 @@ def hold_until(gate: Path, begun: Path) -> Callable[[pa.RecordBatch], pa.RecordB
     return hold
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("killed", ["nothing", "the command", "its slots", "the JobManager"])
 def test_readers_go_on_with_what_they_read_whatever_is_killed(
     cluster: DaemonCluster, tmp_path: Path, killed: str

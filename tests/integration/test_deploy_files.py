@@ -157,6 +157,9 @@ def test_units_start_the_daemon_they_are_named_after(unit: Path) -> None:
     assert state is not None
     command = f"ExecStart=/opt/penstock/bin/python -P -m {role} --dir /var/lib/{state[1]}\n"
     assert command in unit.read_text()
+    # For ever: five starts within ten seconds are systemd's limit otherwise.
+    assert "\nRestart=always\n" in unit.read_text()
+    assert "\nStartLimitIntervalSec=0\n" in unit.read_text()
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
@@ -171,19 +174,22 @@ def test_units_may_write_the_documented_directory_of_checkpoints(unit: Path) -> 
     assert f"\nReadWritePaths=-{documented[1]}\n" in unit.read_text()
 
 
-def test_the_units_are_installed_and_nothing_of_before_is_lost(tmp_path: Path) -> None:
-    script = ROOT / "deploy" / "systemd" / "install.sh"
+def installed_below(root: Path, *roles: str, version: str = "") -> tuple[int, str]:
+    """Status of the script that installs, and what it says against it."""
+    done = subprocess.run(
+        ["bash", ROOT / "deploy" / "systemd" / "install.sh", *roles],
+        env={**os.environ, "DESTDIR": str(root), "VERSION": version},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stderr
 
+
+def test_the_units_are_installed_and_nothing_of_before_is_lost(tmp_path: Path) -> None:
     def install(*roles: str) -> tuple[int, str]:
-        done = subprocess.run(
-            ["bash", script, *roles],
-            env={**os.environ, "DESTDIR": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        return done.returncode, done.stderr
+        return installed_below(tmp_path, *roles)
 
     assert install("jobmanager", "taskmanager") == (0, "")
     for unit in UNITS:
@@ -204,6 +210,27 @@ def test_the_units_are_installed_and_nothing_of_before_is_lost(tmp_path: Path) -
         "install.sh: jobmaster is neither jobmanager nor taskmanager\n",
     )
     assert install()[0] == 2
+
+
+def test_versions_lie_side_by_side_and_one_is_switched_to(tmp_path: Path) -> None:
+    link, versions = tmp_path / "opt/penstock", tmp_path / "opt/penstock-versions"
+    for version in ("0.1.0-a", "0.2.0-b", "half-made"):
+        (versions / version).mkdir(parents=True)
+        for unit in UNITS if version != "half-made" else ():
+            (versions / version / "units").mkdir(exist_ok=True)
+            (versions / version / "units" / unit.name).write_text(f"# of {version}")
+    link.mkdir()  # by an earlier script
+    (link / "program").touch()
+    for version in ("0.1.0-a", "0.2.0-b", "0.1.0-a"):
+        assert installed_below(tmp_path, "jobmanager", version=version) == (0, "")
+        assert link.resolve() == versions / version
+        unit = tmp_path / "etc/systemd/system/penstock-jobmanager.service"
+        assert unit.read_text() == f"# of {version}"
+    assert (versions / "before" / "program").exists()
+    for version in ("0.3.0-c", "half-made", "../penstock-versions/0.2.0-b"):
+        status, said = installed_below(tmp_path, "jobmanager", version=version)
+        assert (status, f"there is no version {version} in" in said) == (2, True)
+    assert link.resolve() == versions / "0.1.0-a"
 
 
 def test_dockerfiles_are_valid(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from penstock.pb import client_pb2
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 ROW = pa.schema([("n", pa.int64())])
 SEEN = pa.schema([("subtask", pa.int64()), ("seen", pa.string())])

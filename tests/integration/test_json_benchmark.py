@@ -14,7 +14,7 @@ from benchmarks import json_files
 from benchmarks.function_workloads import to_euro
 from benchmarks.measure import JobSettings, bench_cluster, run_job
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
 ROWS, KEYS = 20_000, 50
 
 

@@ -18,8 +18,12 @@ from pyarrow import dataset
 
 import penstock as ps
 from penstock import col
+from tests.support.examples import RUNS_ALL
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not RUNS_ALL, reason="it moves gigabytes: make test-all runs it"),
+]
 
 ROWS, KEYS = 300_000, 30_000
 WIDTH = 1_500

@@ -21,7 +21,7 @@ from tests.support.jobs import assert_same_rows, cancel, rows_of, run
 from tests.support.row_server import LineServer, RowReceiver
 from tests.support.window_oracle import MAX_TIME, WindowOracle
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 BATCH_ROWS = 20
 STEPPED = {

@@ -25,7 +25,7 @@ from tests.support.bids import SCHEMA, make_bids, to_table, write_table
 from tests.support.jobs import assert_same_rows, await_details, cancel, rows_of, run
 from tests.support.row_server import LineServer, RowReceiver
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 BIDS = make_bids(1_000)
 
@@ -54,6 +54,12 @@ def test_rows_of_the_client_take_a_schema(env: ps.Environment) -> None:
         {"a": 1, "at": at, "tags": ["x", None], "pair": None},
         {"a": None, "at": None, "tags": [], "pair": {"x": 1, "y": "z"}},
     ]
+
+
+def test_what_nobody_reads_of_a_generator_is_left_out(env: ps.Environment) -> None:
+    schema = pa.schema([("n", pa.int64()), ("square", pa.int64())])
+    made = env.generate(squares, rows=5, schema=schema).select("square")
+    assert sorted(row["square"] for row in rows_of(env, made)) == [0, 1, 4, 9, 16]
 
 
 def test_no_rows_at_all(env: ps.Environment) -> None:
@@ -186,6 +192,33 @@ def test_a_source_of_the_users_own(env: ps.Environment) -> None:
     sizes = [0, 1, 50, 13, 100]
     expected = [{"split": f"s{i}", "n": n} for i, size in enumerate(sizes) for n in range(size)]
     assert_same_rows(rows_of(env, env.source(Countdown(sizes))), expected)
+
+
+class Unpaced(Countdown):
+    """Has no ``start`` that could keep ``ctx.wake``, and readers that do not say when they have rows again."""
+
+    start = ps.Source.start
+
+    @override
+    def open(self, split: ps.Split, position: bytes | None) -> ps.Reader:
+        return UnpacedReader(split, self.schema, None)
+
+
+class UnpacedReader(CountdownReader):
+    next_read_at_ms = ps.Reader.next_read_at_ms  # type: ignore[assignment]
+
+
+class NeverWaking(Unpaced):
+    @override
+    def start(self, ctx: ps.SourceContext) -> None:
+        self.wake = ctx.wake  # and nobody calls it
+
+
+@pytest.mark.parametrize("kind", [Unpaced, NeverWaking])
+def test_a_reader_that_does_not_say_when_is_asked_again(
+    env: ps.Environment, kind: type[Unpaced]
+) -> None:
+    assert_same_rows(rows_of(env, env.source(kind([1]))), [{"split": "s0", "n": 0}])
 
 
 def test_new_files_of_a_watched_directory_are_read(new_env: NewEnvironment, tmp_path: Path) -> None:

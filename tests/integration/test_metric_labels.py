@@ -93,6 +93,7 @@ class Counted(ps.KeyedProcessFunction):
         out.emit(a=row.a)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_queues_credit_states_and_databases_are_shown(tmp_path: Path, backend: str) -> None:
     def make(start: int, count: int) -> pa.RecordBatch:
@@ -128,7 +129,7 @@ def test_queues_credit_states_and_databases_are_shown(tmp_path: Path, backend: s
             ):
                 deadline.left()
                 time.sleep(0.1)
-            assert shown["in_credit_bytes", "v1", ""] == 64 << 10
+            assert shown["in_credit_bytes", "v1", ""] == 2 * (64 << 10)
             assert shown["out_waiting_batches", "v0", ""] == 1
             assert 0 < shown["watermark_lag_seconds", "v1", ""] < DEADLINE_S
             has_database = ("rocksdb_block_cache_misses_total", "v1", "") in shown
@@ -137,8 +138,13 @@ def test_queues_credit_states_and_databases_are_shown(tmp_path: Path, backend: s
         cluster.stop()
 
 
-ELSEWHERE = ("penstock_jobmanager_zookeeper_state", "penstock_s3_")
-"""Those that are only there with ZooKeeper, and with S3."""
+ELSEWHERE = (
+    "penstock_jobmanager_zookeeper_state",
+    "penstock_s3_",
+    "penstock_jobmanager_certificate_",
+    "penstock_taskmanager_certificate_",
+)
+"""Those that are only there with ZooKeeper, with S3 and with TLS."""
 
 
 def named_of(address: str) -> set[str]:

@@ -20,7 +20,7 @@ from common.pb import internal_pb2
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from penstock.client.client import Client
 from penstock.partition_id import PartitionId
-from tests.support.processes import DEADLINE_S, DaemonCluster, site, wait_ended
+from tests.support.processes import DEADLINE_S, DaemonCluster, own_cluster, wait_ended
 from tests.support.sealed_partitions import partition_message, seal_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
@@ -40,16 +40,11 @@ def until(condition: Callable[[], object]) -> None:
 def cluster(tmp_path: Path) -> Iterator[DaemonCluster]:
     """One TaskManager that spills to a directory of its own."""
     (tmp_path / "spill" / "of-the-user").mkdir(parents=True)
-    with site(tmp_path) as place:
-        cluster = DaemonCluster(place)
-        cluster.start(
-            slots=1, taskmanager_spill_dir=str(tmp_path / "spill"), heartbeat_interval="100ms"
-        )
+    with own_cluster(
+        tmp_path, slots=1, taskmanager_spill_dir=str(tmp_path / "spill"), heartbeat_interval="100ms"
+    ) as cluster:
         yield cluster
-        cluster.stop()
-        cluster.assert_nothing_left()
-        place.assert_nothing_left()
-        assert [path.name for path in (tmp_path / "spill").iterdir()] == ["of-the-user"]
+    assert [path.name for path in (tmp_path / "spill").iterdir()] == ["of-the-user"]
 
 
 def spill_of(tmp_path: Path) -> Path:

@@ -18,7 +18,7 @@ import penstock as ps
 from penstock import col
 from penstock.client.client import Client
 from penstock.errors import JobCanceled, JobFailed, JobRejected
-from tests.support.processes import DaemonCluster, site
+from tests.support.processes import DaemonCluster, own_cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
@@ -35,13 +35,8 @@ def numbers(start: int, count: int) -> pa.RecordBatch:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
-    with site(tmp_path_factory.mktemp("site")) as place:
-        cluster = DaemonCluster(place)
-        cluster.start(taskmanagers=2, slots=3)
+    with own_cluster(tmp_path_factory.mktemp("site"), taskmanagers=2, slots=3) as cluster:
         yield cluster
-        cluster.stop()
-        cluster.assert_nothing_left()
-        place.assert_nothing_left()
 
 
 def environment(cluster: DaemonCluster, parallelism: int = 4, **config: object) -> ps.Environment:

@@ -6,10 +6,12 @@ import signal
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from benchmarks.measure import JobSettings
 from benchmarks.output_log import NOTE, Notes, first_outputs, largest_pause_ns
 from benchmarks.recovery import RecoverySettings, run_recovery
+from tests.support.examples import RUNS_ALL
 from tests.support.processes import site
 
 ROOT = Path(__file__).parents[2]
@@ -22,6 +24,7 @@ with bench_cluster(1):
 """
 
 
+@pytest.mark.skipif(not RUNS_ALL, reason="it takes long: make test-all runs it")
 def test_a_lost_taskmanager_restarts_its_own_subtasks_where_rows_are_kept() -> None:
     settings = RecoverySettings(
         JobSettings(2, "hashmap", "200ms", "caching"),

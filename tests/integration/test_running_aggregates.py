@@ -20,7 +20,7 @@ from tests.support.bids import cut, make_bids, to_table, write_table
 from tests.support.expected_windows import Aggregates, whole
 from tests.support.jobs import assert_same_rows, canonical, rows_of, run
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
 BIDS = make_bids(2_000)
 Row = dict[str, Any]

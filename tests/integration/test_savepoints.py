@@ -111,8 +111,11 @@ def test_a_savepoint_is_one_directory_that_may_be_moved(
     # Whose content has changed on the way, nobody sees before it is read.
     damaged = min((copied / "state").iterdir())
     damaged.write_bytes(bytes(byte ^ 1 for byte in damaged.read_bytes()))
-    with pytest.raises(ps.JobFailed, match=f"which is damaged.*state/{damaged.name}"):
-        begin(new_env, backend, copied).wait(DEADLINE_S)
+    again = begin(new_env, backend, copied)
+    with pytest.raises(ps.JobFailed, match=f"which is damaged.*state/{damaged.name}") as failure:
+        again.wait(DEADLINE_S)
+    assert "start it again" not in str(failure.value)
+    assert not again.details().summary.restorable_from, "penstock list --restorable"
 
 
 def test_asked_for_twice_under_one_id_it_is_taken_once(

@@ -16,7 +16,6 @@ import pytest
 
 import penstock as ps
 from penstock.client.client import Client
-from tests.support.examples import RUNS_ALL
 from tests.support.processes import (
     DaemonCluster,
     site,
@@ -63,8 +62,8 @@ def attempts(subtasks: dict[Subtask, Placed], vertex: str) -> set[int]:
 
 
 def files(shared: Path) -> list[Path]:
-    """Of all clusters."""
-    return sorted(path for path in shared.rglob("*") if path.is_file())
+    """Of all clusters, whoever removes some meanwhile."""
+    return sorted(Path(root) / name for root, _, names in os.walk(shared) for name in names)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +131,7 @@ def test_a_new_jobmanager_sweeps_what_no_job_has(cluster: DaemonCluster, tmp_pat
 
 
 @pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", ["slots that write", "slots that read", "the JobManager"])
 def test_whatever_is_killed_every_row_is_there_once(
     cluster: DaemonCluster, tmp_path: Path, what: str
@@ -166,7 +166,6 @@ def test_whatever_is_killed_every_row_is_there_once(
     wait_in_directory(shared, lambda: files(shared) == [], "that all of the job is removed")
 
 
-@pytest.mark.skipif(not RUNS_ALL, reason="what is said of S3 is tried: make test-all tries both")
 def test_what_outlives_its_job_outlives_whoever_made_it(
     cluster: DaemonCluster, tmp_path: Path
 ) -> None:

@@ -94,15 +94,20 @@ def test_what_is_written_is_what_the_savepoint_covers(
     assert handle.metrics()["totals"]["records_in"] >= len(rows)
 
 
-def test_windows_fire_only_with_drain(new_env: NewEnvironment, tmp_path: Path) -> None:
+def counting_windows(new_env: NewEnvironment, out: Path) -> ps.Environment:
+    env = new_env(config={"execution.checkpointing.interval": "1h"})
+    stream = env.generate(timed, rate=10_000).parallelism(1).with_event_time("ts")
+    keyed = stream.with_columns(k=ps.col("n") % ps.lit(7)).key_by("k")
+    keyed.window(ps.tumbling("1h")).aggregate(n=ps.count()).write_parquet(str(out))
+    return env
+
+
+def test_windows_fire_only_with_drain_and_whoever_goes_on_is_told(
+    new_env: NewEnvironment, address: str, tmp_path: Path
+) -> None:
     for drain in (False, True):
         out = tmp_path / f"out-{drain}"
-        env = new_env(config={"execution.checkpointing.interval": "1h"})
-        stream = env.generate(timed, rate=10_000).parallelism(1).with_event_time("ts")
-        keyed = stream.with_columns(k=ps.col("n") % ps.lit(7)).key_by("k")
-        windows = keyed.window(ps.tumbling("1h"))
-        windows.aggregate(n=ps.count()).write_parquet(str(out))
-        handle = env.submit(f"drain {drain}")
+        handle = counting_windows(new_env, out).submit(f"drain {drain}")
         await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > 2_000)
         path = handle.stop(tmp_path / "kept", drain=drain, timeout=DEADLINE_S)
         assert handle.status() == "FINISHED"
@@ -114,6 +119,12 @@ def test_windows_fire_only_with_drain(new_env: NewEnvironment, tmp_path: Path) -
         assert manifest_of(path).properties.behind == expected
         if drain:
             assert counted == handle.metrics()["vertices"]["v0"]["records_in"]
+        again = counting_windows(new_env, out).submit("again", from_savepoint=path)
+        await_details(again, lambda _, state: state == "RUNNING")
+        command = ["info", again.job_id, "--jobmanager", address]
+        told = CliRunner().invoke(main, command).output
+        assert ("event time had ended before it was taken (stop --drain)" in told) == drain
+        again.cancel()
 
 
 def test_an_idle_job_stops_at_once(new_env: NewEnvironment, tmp_path: Path) -> None:

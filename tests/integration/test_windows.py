@@ -359,6 +359,29 @@ def test_a_window_on_the_result_of_a_window(env: ps.Environment, bids_dir: Path)
     assert_same_rows(rows_of(env, stream), expected)
 
 
+def test_different_values_of_one_key_are_counted_by_many(
+    env: ps.Environment, bids_dir: Path
+) -> None:
+    parts = read(env, bids_dir).with_columns(part=col("price") % 16).key_by("auction", "part")
+    different = {"n": ps.count_distinct("price")}
+    tumbling = parts.window(ps.tumbling("10s")).aggregate(**different).key_by("auction")
+    sliding = parts.window(ps.sliding("20s", "5s")).aggregate(**different).key_by("auction")
+    counted = [
+        tumbling.window(ps.tumbling("10s")).aggregate(n=ps.sum("n")).collect(),
+        sliding.window(ps.tumbling("5s")).aggregate(n=ps.sum("n")).drop("window_start").collect(),
+    ]
+    run(env)
+    oracle: Aggregates = {"n": lambda rows: distinct(rows, "price")}
+    wanted = [
+        sliced(BIDS, ["auction"], oracle, time=lambda r: r["ts"], size_ms=10_000),
+        sliced(BIDS, ["auction"], oracle, time=lambda r: r["ts"], size_ms=20_000, slide_ms=5_000),
+    ]
+    for row in wanted[1]:
+        del row["window_start"]
+    for found, rows in zip(counted, wanted, strict=True):
+        assert_same_rows(found, rows)
+
+
 def test_a_keyed_window_on_sessions(env: ps.Environment, bids_dir: Path) -> None:
     stream = (
         read(env, bids_dir)

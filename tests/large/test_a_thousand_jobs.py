@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.many_jobs import assert_jobs_leave_nothing
 
-pytestmark = [pytest.mark.large, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.large, pytest.mark.slow, pytest.mark.timeout(7200)]
 
 
 def test_a_thousand_jobs_leave_nothing(tmp_path: Path) -> None:

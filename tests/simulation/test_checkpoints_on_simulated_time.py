@@ -13,15 +13,18 @@ import functools
 import os
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from jobmanager.messages.job_state import JobState
+from tests.support.examples import RUNS_ALL, half_of
 from tests.support.simulated_cluster import SimulatedCluster
 from tests.support.simulated_run import draw_run, simulate, simulate_run
 
-SEEDS, SEEDS_PER_TEST = range(300, 360), 10
+SEEDS, SEEDS_PER_TEST = half_of(range(300, 360)), 10
 
 
 def told_pairs(cluster: SimulatedCluster) -> dict[str, int]:
@@ -81,27 +84,28 @@ def test_store_calls_that_begin_late_change_nothing(monkeypatch, first):
 def test_the_seeds_cover_what_they_are_for():
     met = sum(map(counts_of, SEEDS), Counter())
     at_least = Counter(
-        restarts=10,
-        slot_deaths=2,
-        jobmanager_deaths=3,
+        restarts=len(SEEDS) // 6,
+        slot_deaths=len(SEEDS) // 30,
+        jobmanager_deaths=len(SEEDS) // 20,
         jobmanager_stops=1,
-        failures=50,
-        orphan_checks=30,
-        restored=5,
+        failures=2 * len(SEEDS) // 3,
+        orphan_checks=len(SEEDS) // 2,
+        restored=len(SEEDS) // 12,
     )
     assert met >= at_least, met
     # What these seeds meet too seldom is met in test_regions_on_simulated_time.
-    for phase in ("RUNNING", "PREPARING", "PROCESSES"):
-        assert met[f"FAILED in {phase}"], met
-    assert met["JOINED in DELAY"], met
-    assert met["ENDED in RUNNING"], met
+    phases = {"FAILED in RUNNING", "FAILED in PREPARING", "ENDED in RUNNING"}
+    if RUNS_ALL:
+        phases |= {"FAILED in PROCESSES", "JOINED in DELAY"}
+    assert phases <= met.keys(), met
 
 
-def story_with_hashes_of(hash_seed: int, seed: int) -> str:
-    """What another process tells of a seed, with its own hashes of strings."""
+def story_with_hashes_of(hash_seed: int, temporary: Path, seed: int) -> str:
+    """What another process tells of a seed, with its own hashes of strings and directory for temporary files."""
+    temporary.mkdir()
     told = subprocess.run(
         [sys.executable, "-m", "tests.support.simulated_story", str(seed)],
-        env=os.environ | {"PYTHONHASHSEED": str(hash_seed)},
+        env=os.environ | {"PYTHONHASHSEED": str(hash_seed), "TMPDIR": str(temporary)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -110,8 +114,12 @@ def story_with_hashes_of(hash_seed: int, seed: int) -> str:
     return told.stdout
 
 
-@pytest.mark.parametrize("seed", [19, 142])
+@pytest.mark.parametrize("seed", [11, 142] if RUNS_ALL else [11])
 def test_a_seed_reproduces_itself_in_another_process(seed):
-    first, second = (story_with_hashes_of(hash_seed, seed) for hash_seed in (1, 2))
+    with tempfile.TemporaryDirectory() as parent:
+        first, second = (
+            story_with_hashes_of(hash_seed, Path(parent, "t" * 5 * hash_seed), seed)
+            for hash_seed in (1, 2)
+        )
     assert first == second
     assert "RUNNING" in first

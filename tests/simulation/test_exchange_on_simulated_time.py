@@ -5,7 +5,6 @@ and a seed reproduces itself. Method: the real JobMaster, slots and exchange in 
 """
 
 import collections
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import penstock as ps
 from jobmanager.messages.job_state import JobState
 from penstock.config import Configuration
 from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.simulated_directory import simulated_directory
 
 ROWS = 600
 KEYS = 7
@@ -74,7 +74,7 @@ def run(graph, seed, **config):
 
 
 def simulated(graph, seed, **config):
-    with tempfile.TemporaryDirectory() as directory:
+    with simulated_directory() as directory:
         cluster = SimulatedCluster(
             graph, seed, Configuration.from_mapping(config), work_directory=Path(directory)
         )

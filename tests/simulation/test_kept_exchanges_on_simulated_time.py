@@ -12,11 +12,12 @@ import random
 import pytest
 
 from jobmanager.messages.job_state import JobState
+from tests.support.examples import RUNS_ALL
 from tests.support.simulated_faults import Fault, Faults, Trigger
 from tests.support.simulated_kept_jobs import KEPT_JOBS, moving_liar
 from tests.support.simulated_run import draw_run, simulate, simulate_run
 
-SEEDS_PER_JOB = 3
+SEEDS_PER_JOB = 3 if RUNS_ALL else 1
 
 
 @pytest.mark.parametrize("job", [job.__name__ for job in KEPT_JOBS])

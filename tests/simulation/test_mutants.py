@@ -7,7 +7,6 @@ and what a whole run shows too seldom (an order, a timer) is looked at by itself
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,12 +17,15 @@ import pytest
 import penstock as ps
 from jobmanager.checkpoint.checkpoint_deletions_runner import CheckpointDeletionsRunner
 from jobmanager.job.job_master_runner import JobMasterRunner
+from jobmanager.job.lanes_runner import LanesRunner
 from jobmanager.messages import job_events
 from jobmanager.messages.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
 from penstock.config import Configuration
+from penstock.errors import StreamError
 from tests.support.in_memory_network import SimulatedLoop
 from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.simulated_directory import simulated_directory
 from tests.support.simulated_event_loop import SimulatedEventLoop
 from tests.support.simulated_jobs import events
 from tests.support.simulated_run import simulate
@@ -51,6 +53,7 @@ def test_a_discard_that_deletes_nothing_is_noticed(monkeypatch: pytest.MonkeyPat
 def test_calls_to_one_taskmanager_are_made_one_after_the_other() -> None:
     clock, loop = simulated_loop()
     made: list[str] = []
+    lanes = LanesRunner("the job")
 
     async def call(name: str, takes_s: float) -> None:
         await asyncio.sleep(takes_s)
@@ -58,15 +61,16 @@ def test_calls_to_one_taskmanager_are_made_one_after_the_other() -> None:
 
     async def calls() -> None:
         async with asyncio.TaskGroup() as tasks:
-            runner: Any = SimpleNamespace(_lanes={}, _tasks=tasks)
-            runner._drain = partial(JobMasterRunner._drain, runner)
+            lanes.tasks = tasks
             for name, takes_s in (("first", 3.0), ("second", 2.0), ("third", 1.0)):
-                JobMasterRunner._in_order(runner, "tm", partial(call, name, takes_s))
-            JobMasterRunner._in_order(runner, "other", partial(call, "beside", 0.5))
+                lanes.run("tm", partial(call, name, takes_s))
+            lanes.run("other", partial(call, "beside", 0.5))
 
     loop.create_task(calls())
     clock.run()
     assert made == ["beside", "first", "second", "third"]
+    with pytest.raises(StreamError, match="the job ends here"):
+        lanes.run("tm", partial(call, "late", 1.0))
 
 
 def simulated_loop() -> tuple[SimulatedLoop, SimulatedEventLoop]:
@@ -80,7 +84,7 @@ def collected(seed: int = 1) -> tuple[SimulatedCluster, dict[str, int]]:
     env = ps.Environment(parallelism=2)
     env.generate(events, rows=300, rate=1000.0, schema=events(0, 1).schema).collect()
     config = {"execution.checkpointing.interval": "20ms", "execution.batch-rows": 5}
-    with tempfile.TemporaryDirectory() as directory:
+    with simulated_directory() as directory:
         config["execution.checkpointing.dir"] = f"{directory}/checkpoints"
         cluster = SimulatedCluster(
             env.plan("collected").graph,

@@ -280,23 +280,6 @@ class BackendHistory:
             for subtask in side.subtasks:
                 subtask.backend.drop(name, namespace)
 
-    def move(self, name: str, source: int, to_name: str, target: int) -> None:
-        """Gives a namespace to one that does not exist, of the same state or of one like it."""
-        if (
-            self._is_emitting(name, source)
-            or name.rsplit(maxsplit=1)[-1] != to_name.rsplit(maxsplit=1)[-1]
-        ):
-            return
-        if (name == "only lists") != (to_name == "only lists"):
-            return
-        for side in self.sides:
-            if source not in side.model[name] or target in side.model[to_name]:
-                return
-            side.model[to_name][target] = side.model[name].pop(source)
-            for subtask in side.subtasks:
-                if source in subtask.backend.namespaces(name):
-                    subtask.backend.move(name, source, to_name, target)
-
     def emit(self, name: str, namespace: int) -> None:
         """Hands out some more rows of a namespace; the last ones are followed by a drop."""
         for side in self.sides:

@@ -17,7 +17,7 @@ from tests.support.backend_history import COLUMNS, GROUPS, KEY_KINDS, NAMESPACES
 from tests.support.backend_job import BACKENDS
 
 _STATES: Final[dict[str, tuple[str, ...]]] = {
-    "groups": ("add", "add", "add", "drop", "merge", "move"),
+    "groups": ("add", "add", "add", "drop", "merge"),
     "emission": ("add", "emit", "emit", "emit"),
     "rows": ("add_rows", "add_rows", "drop_rows"),
     "sessions": ("add_to_sessions", "add_to_sessions", "fire_sessions"),
@@ -112,10 +112,6 @@ class CheckpointStory:
                 getattr(history, name)(namespace)
             case "merge":
                 history.merge(group, namespace, choose.choice(NAMESPACES))
-            case "move":
-                history.move(
-                    group, namespace, choose.choice(self._names), choose.choice(NAMESPACES)
-                )
             case _:
                 getattr(history, name)()
 

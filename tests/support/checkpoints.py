@@ -7,17 +7,12 @@ from typing import TypeVar
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
-from jobmanager.checkpoint.completed_checkpoint import (
-    CompletedCheckpoint,
-    FileRange,
-    FileReference,
-    SharedKey,
-    SnapshotSummary,
-)
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint, SnapshotSummary
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.storage.checkpoint_properties import PLAIN, BehindBarrier, CheckpointProperties
+from penstock.storage.manifest import SharedIdentity, StoredRange, StoredReference
 
 E = TypeVar("E")
 
@@ -34,15 +29,15 @@ CHAIN = (
 ONE_TASK = (c.TaskView(SOURCE, ()),)
 
 
-def shared(name: str, path: str, *, size: int = 10, checksum: int = 1) -> FileReference:
+def shared(name: str, path: str, *, size: int = 10, checksum: int = 1) -> StoredReference:
     """A reference to a shared file of one backend instance."""
-    key = SharedKey("operator-2", 1, "instance-1", name)
-    return FileReference(key, FileRange(path, 0, size, checksum))
+    key = SharedIdentity("operator-2", 1, "instance-1", name)
+    return StoredReference(key, StoredRange(path, 0, size, checksum))
 
 
-def private(path: str, offset: int = 0) -> FileReference:
+def private(path: str, offset: int = 0) -> StoredReference:
     """A reference to a range that no other checkpoint may name."""
-    return FileReference(None, FileRange(path, offset, 10, 7))
+    return StoredReference(None, StoredRange(path, offset, 10, 7))
 
 
 def of_type(effects: Iterable[object], kind: type[E]) -> list[E]:
@@ -119,7 +114,7 @@ class Driver:
         self,
         checkpoint_id: int,
         key: AttemptKey = SOURCE,
-        *references: FileReference,
+        *references: StoredReference,
         state_bytes: int = 0,
     ) -> list[c.CoordinatorEffect]:
         """One ack; the snapshot is a text that names task and checkpoint."""
@@ -134,7 +129,9 @@ class Driver:
             )
         )
 
-    def ack_all(self, checkpoint_id: int, *references: FileReference) -> list[c.CoordinatorEffect]:
+    def ack_all(
+        self, checkpoint_id: int, *references: StoredReference
+    ) -> list[c.CoordinatorEffect]:
         """Acks of all tasks, the references in the first one; effects of the last one."""
         effects: list[c.CoordinatorEffect] = []
         for index, task in enumerate(self.tasks):
@@ -169,7 +166,7 @@ class Driver:
         """All tasks start."""
         return self.step(c.TasksStarted(tasks or self.tasks, self.now_ms))
 
-    def complete(self, *references: FileReference) -> list[c.CoordinatorEffect]:
+    def complete(self, *references: StoredReference) -> list[c.CoordinatorEffect]:
         """A whole checkpoint on demand; effects of its last step."""
         checkpoint_id = self.trigger()
         assert of_type(self.ack_all(checkpoint_id, *references), c.StoreCheckpoint)

@@ -24,15 +24,15 @@ BATCH = {"execution.runtime-mode": "batch"}
 RELATIVE = 1e-9
 
 
-def rows_of_penstock(chain: Chain, tables: Sequence[pa.Table]) -> Rows:
-    """What our engine gives out for whole tables."""
+def rows_of_penstock(chain: Chain, tables: Sequence[pa.Table], rows_max: int = 7) -> Rows:
+    """What our engine gives out for whole tables, which come in batches of at most so many rows."""
     schemas = [table.schema for table in tables]
     second = schemas[1] if len(schemas) > 1 else None
     with testing.harness(
         chain, schema=schemas[0], second_schema=second, event_time=False, config=BATCH
     ) as job:
         for number, table in enumerate(tables):
-            for batch in table.to_batches(max_chunksize=7):
+            for batch in table.to_batches(max_chunksize=rows_max):
                 job.push_many(batch, input=number)
         job.end()
         return job.output
@@ -103,6 +103,8 @@ def _sortable(value: Any) -> tuple[Any, ...]:
             return (2,)
         case float():
             return (1, float(f"{value:.8g}") + 0.0)
+        case list() | dict():
+            return (1, repr(value))
         case _:
             return (1, value)
 

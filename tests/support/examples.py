@@ -1,4 +1,4 @@
-"""How many examples a property is tried with."""
+"""How many examples a property is tried with, and which seeds of a simulation."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def examples(count: int, **others: Any) -> settings:
 def number_of(count: int) -> int:
     """How many those are in this run."""
     return count if RUNS_ALL else min(count, max(FEWEST, count // SHARE))
+
+
+def half_of(seeds: range) -> range:
+    """The first half of the seeds of a simulation in CI; ``make test-all`` takes all."""
+    return seeds if RUNS_ALL else seeds[: len(seeds) // 2]

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from taskmanager.network.frames import Buffer, FrameDecoder, FrameError
 from taskmanager.network.transport import Address, Link, LinkHandler, Post, Transport
+from tests.support.fed_frames import fed
 
 
 class SimulatedLoop:
@@ -265,7 +266,7 @@ class InMemoryLink(Link):
         cut = self._network.random.randrange(len(data) + 1)
         for part in (data[:cut], data[cut:]):
             try:
-                frames = self._decoder.feed(part)
+                frames = fed(self._decoder, part)
             except FrameError as error:
                 self.lose(f"it broke the protocol: {error}")
                 return

@@ -31,7 +31,6 @@ from jobmanager.graph.deployment import ChannelPlan, Endpoint, TaskPlan
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning, VertexPlan
 from jobmanager.graph.slot import Slot
-from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
 from jobmanager.messages import job_effects, job_events
@@ -180,7 +179,7 @@ class World:
 
     def _make_coordinator(
         self, retained: tuple[CompletedCheckpoint, ...], next_id: int
-    ) -> Coordinator:
+    ) -> CheckpointCoordinator:
         self.coordinator = _WatchedCoordinator(
             CheckpointSettings(interval_ms=1_000), retained=retained, next_checkpoint_id=next_id
         )

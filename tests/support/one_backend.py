@@ -19,9 +19,9 @@ from taskmanager.state.backend import (
     BackendEnvironment,
     BackendSnapshot,
     KeyedStateBackend,
-    KeySpace,
 )
 from taskmanager.state.descriptors import ABSENT, StateDescriptor, StateKind
+from taskmanager.state.hashmap.key_space import KeySpace
 from taskmanager.state.memory import ManagedMemory
 from tests.support.backend_history import Inputs
 from tests.support.backend_job import MAX_PARALLELISM, open_state

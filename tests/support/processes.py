@@ -524,3 +524,15 @@ class DaemonCluster:
         assert left == []
         assert list(self.directory.glob("taskmanager-*")) == []
         assert [p for p in self.directory.rglob("*") if p.is_socket() or p.name == ".lock"] == []
+
+
+@contextlib.contextmanager
+def own_cluster(directory: Path, *options: str, **settings: Any) -> Iterator[DaemonCluster]:
+    """A cluster that is started so, for the time of the block; nothing may be left of it."""
+    with site(directory) as place:
+        cluster = DaemonCluster(place)
+        cluster.start(*options, **settings)
+        yield cluster
+        cluster.stop()
+        cluster.assert_nothing_left()
+        place.assert_nothing_left()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import random
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import structlog
 from jobmanager.messages.job_state import JobState
 from penstock.config import Configuration
 from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.simulated_directory import simulated_directory
 from tests.support.simulated_faults import Fault, Faults
 from tests.support.simulated_jobs import keyed_process
 from tests.support.simulated_store import CALM, StoreWeather
@@ -57,7 +57,7 @@ def simulate_minutes(seed: int, minutes: float) -> SimulatedCluster:
     world = World(f"chain {seed}")
     rows = int(minutes * 60 * _ROWS_PER_SECOND)
     job = keyed_process(f"chain {seed}", rows, float(_ROWS_PER_SECOND), 2)
-    with tempfile.TemporaryDirectory() as directory:
+    with simulated_directory() as directory:
         config = {
             "execution.checkpointing.dir": f"{directory}/checkpoints",
             "execution.checkpointing.interval": draws.choice(("500ms", "2s")),

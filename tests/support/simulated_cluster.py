@@ -29,8 +29,8 @@ from jobmanager.graph.job_plan import JobPlan
 from jobmanager.messages import job_events
 from jobmanager.messages.job_state import JobState
 from jobmanager.rpc.graph_convert import plan_of
-from jobmanager.scheduler.placement import slots_needed
 from penstock.config import Configuration
+from penstock.local.embedded import slots_needed
 from penstock.pb import client_pb2, graph_pb2
 from penstock.storage.checkpoint_properties import SavepointFormat
 from taskmanager.network.connection_pool import PARTITION_WAIT_MS
@@ -171,7 +171,7 @@ class SimulatedCluster:
         """Lost, though their processes live: frozen, or awake again and not yet at their end."""
         self._incarnations = 0
         self._dead: list[SimulatedEventLoop] = []
-        needed = slots_needed(self._plan)
+        needed = slots_needed(self.graph)
         self._slots_each = -(-needed // taskmanagers) + (1 if faults else 0)
         self._taskmanagers: dict[str, SimulatedTaskManager] = {}
         self._jobmanagers = 1

@@ -156,13 +156,15 @@ class SimulatedJobManager:
     def is_at_rest(self) -> bool:
         """The job runs, and no call, checkpoint or deletion is under way, and none is to be repeated."""
         runner = self.runner
-        if not self.is_alive or runner is None or runner._lanes or len(runner._inbox):
+        if not self.is_alive or runner is None:
+            return False
+        if not runner._lanes.are_empty or len(runner._inbox):
             return False
         coordinator = runner.master.coordinator
         return (
             coordinator is not None
             and not coordinator.pending
-            and not coordinator.undeleted_count
+            and not coordinator._files.deletions.path_count
             and not self.loop.threads.count
         )
 

@@ -11,7 +11,6 @@ import collections
 import dataclasses
 import random
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from jobmanager.messages.job_state import JobState
 from penstock.config import Configuration
 from penstock.pb import graph_pb2
 from tests.support.simulated_cluster import SimulatedCluster
+from tests.support.simulated_directory import simulated_directory
 from tests.support.simulated_faults import (
     Faults,
     draw_faults,
@@ -159,7 +159,7 @@ def simulate_run(
     Args:
         moments_max: how much of its story a failure shows; 0 = the last moments.
     """
-    with tempfile.TemporaryDirectory() as directory:
+    with simulated_directory() as directory:
         checkpoints = {"execution.checkpointing.dir": f"{directory}/checkpoints"}
         config = Configuration.from_mapping(run.settings | checkpoints)
         cluster = SimulatedCluster(

@@ -23,7 +23,6 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.checkpoint_properties import SavepointFormat
 from penstock.storage.manifest import decode_manifest, properties_of, references
 from penstock.storage.object_store import ObjectStore
-from penstock.storage.open_store import substore
 from penstock.storage.savepoint import (
     BESIDE_MANIFEST,
     COMMITTED_PATH,
@@ -32,6 +31,7 @@ from penstock.storage.savepoint import (
     TAKEN_BACK_PATH,
     savepoint_name,
 )
+from penstock.storage.store_names import substore
 from tests.support.simulated_store import AuditedStore, Countdown, StoreAccess, StoreWeather
 
 

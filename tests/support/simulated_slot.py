@@ -170,7 +170,12 @@ class SimulatedSlot:
             new_name=host.new_name,
         )
         self.runtime = SlotRuntime(
-            host.loop, mailbox, self._exchange, self._build, self._services.report
+            host.loop,
+            mailbox,
+            self._exchange,
+            self._build,
+            self._services.report,
+            host.loop.monotonic_ns,
         )
         endpoint = self._exchange.listen(
             configuration.unix_socket_path,

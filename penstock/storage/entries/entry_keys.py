@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.storage.entries.byte_strings import ByteStrings
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of, is_fixed_key
 from penstock.storage.key_groups import UInt16Array, key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array
@@ -166,6 +166,17 @@ def decoded_keys(
     data = np.empty(int(offsets[-1]), np.uint8)
     loops.copy_ranges(entries.data, starts + start, data, offsets[:-1], sizes)
     return KeyBatch(types, loops, None, None, data, offsets, hashes)
+
+
+def entries_by_key(keys: list[bytes], values: list[bytes | None]) -> SstEntries:
+    """Values of different keys, in any order, as entries; None = the key is removed."""
+    order = string_order(keys)
+    ordered = [values[row] for row in order]
+    gone = None
+    if None in values:
+        gone = np.array([value is None for value in ordered], np.bool_)
+    present = [value or b"" for value in ordered]
+    return SstEntries(ByteStrings.of([keys[row] for row in order]), ByteStrings.of(present), gone)
 
 
 def string_order(strings: list[bytes]) -> list[int]:

@@ -18,7 +18,7 @@ from penstock.storage.s3.deleting import DELETED_AT_ONCE, delete_at_once
 from penstock.storage.s3.listing import (
     FoundObject,
     FoundUpload,
-    found_object,
+    find,
     objects,
     uploads,
 )
@@ -63,16 +63,7 @@ class S3Bucket:
         Raises:
             StoreTransient: it cannot be looked at now.
         """
-        try:
-            return self._requests.call(
-                "HeadObject",
-                "read",
-                key,
-                then=lambda answer: found_object(key, answer["ContentLength"], answer),
-                Key=key,
-            )
-        except StoreNotFound:
-            return None
+        return find(self._requests, key)
 
     def read(self, found: FoundObject, offset: int, size_bytes: int) -> bytes:
         """A range of the object that was found.
@@ -113,19 +104,15 @@ class S3Bucket:
         """As ``read``, on a thread for transfers."""
         return self._connection.transfers.submit(self.read, found, offset, size_bytes)
 
-    def which(self, keys: Iterable[str]) -> set[str]:
-        """Those of the keys that objects have; raises as ``sizes`` does."""
-        return set(self.sizes(keys))
-
-    def sizes(self, keys: Iterable[str]) -> dict[str, int]:
-        """Sizes in bytes of the objects that have these keys, as far as they are there.
+    def which(self, keys: Iterable[str]) -> dict[str, FoundObject]:
+        """The objects that have these keys, as far as they are there.
 
         Raises:
             StoreTransient: one cannot be looked at now.
         """
         begun = {key: self._connection.transfers.submit(self.find, key) for key in set(keys)}
         found = {key: one.result() for key, one in begun.items()}
-        return {key: one.size_bytes for key, one in found.items() if one is not None}
+        return {key: one for key, one in found.items() if one is not None}
 
     def put(self, key: str, content: bytes) -> None:
         """Writes a small object.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import StoreNotFound
 from penstock.storage.object_store import ObjectInfo
 from penstock.storage.s3.requests import S3Requests
 
@@ -39,6 +40,24 @@ def objects(requests: S3Requests, prefix: str) -> Iterator[FoundObject]:
 def found_object(key: str, size_bytes: int, facts: Mapping[str, Any]) -> FoundObject:
     """An object as an entry of a listing or the answer to HeadObject describes it."""
     return FoundObject(key, int(size_bytes), _ms(facts["LastModified"]), str(facts["ETag"]))
+
+
+def find(requests: S3Requests, key: str) -> FoundObject | None:
+    """The object, without its content; None = there is none.
+
+    Raises:
+        StoreTransient: it cannot be looked at now.
+    """
+    try:
+        return requests.call(
+            "HeadObject",
+            "read",
+            key,
+            then=lambda answer: found_object(key, answer["ContentLength"], answer),
+            Key=key,
+        )
+    except StoreNotFound:
+        return None
 
 
 def parts_below(requests: S3Requests, prefix: str) -> Iterator[str]:

@@ -6,12 +6,13 @@ a thread while the next one is filled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 
 from penstock.errors import StoreNotFound, StoreTransient
 from penstock.storage.request_counts import S3_REQUESTS
+from penstock.storage.s3.listing import find
 from penstock.storage.s3.requests import S3Requests
 from penstock.storage.s3.settings import PART_BYTES_MIN
 
@@ -60,6 +61,10 @@ class ObjectWriter:
 
     Args:
         key: of the object.
+
+    Attributes:
+        size_bytes: of what was written.
+        etag: of the object, once it is complete.
     """
 
     def __init__(self, requests: S3Requests, key: str) -> None:
@@ -68,6 +73,7 @@ class ObjectWriter:
         self._content = bytearray()
         self._parts: _Parts | None = None
         self.size_bytes = 0
+        self.etag = ""
 
     @property
     def unsent_bytes(self) -> int:
@@ -105,11 +111,11 @@ class ObjectWriter:
         """
         content, self._content = self._content, bytearray()
         if self._parts is None:
-            _put(self._requests, self._key, content)
+            self.etag = _put(self._requests, self._key, content)
             return
         if content:
             self._send(content)
-        self._parts.complete(self.size_bytes)
+        self.etag = self._parts.complete(self.size_bytes)
         self._parts = None
 
     def abandon(self) -> None:
@@ -120,9 +126,15 @@ class ObjectWriter:
             parts.abandon()
 
 
-def _put(requests: S3Requests, key: str, content: bytearray) -> None:
-    requests.call("PutObject", "written", key, then=lambda _: None, Key=key, Body=content)
+def _put(requests: S3Requests, key: str, content: bytearray) -> str:
+    """Returns the etag."""
+    etag = requests.call("PutObject", "written", key, then=_etag_of, Key=key, Body=content)
     S3_REQUESTS.add_bytes(sent=len(content))
+    return etag
+
+
+def _etag_of(answer: Mapping[str, Any]) -> str:
+    return str(answer["ETag"])
 
 
 class _Buffer:
@@ -181,9 +193,9 @@ class _Parts:
         self._sent.append(transfers.submit(self._send, number, content, booked_bytes))
         self._booked.append(booked_bytes)
 
-    def complete(self, size_bytes: int) -> None:
-        """The object appears."""
-        complete(
+    def complete(self, size_bytes: int) -> str:
+        """The object appears; returns its etag."""
+        return complete(
             self._requests,
             self._key,
             self._upload_id,
@@ -236,21 +248,23 @@ def begin(requests: S3Requests, key: str) -> str:
 
 def complete(
     requests: S3Requests, key: str, upload_id: str, parts: list[dict[str, Any]], size_bytes: int
-) -> None:
-    """Makes an object of its parts. A repetition that finds no upload any more looks at the object."""
+) -> str:
+    """Makes an object of its parts; returns its etag. A repetition that finds no upload any more looks at the object."""
     try:
-        requests.call(
+        return requests.call(
             "CompleteMultipartUpload",
             "written",
             key,
-            then=lambda _: None,
+            then=_etag_of,
             Key=key,
             UploadId=upload_id,
             MultipartUpload={"Parts": parts},
         )
     except StoreTransient:
-        if size_of(requests, key) != size_bytes:
+        found = find(requests, key)
+        if found is None or found.size_bytes != size_bytes:
             raise
+        return found.etag
 
 
 def abandon(requests: S3Requests, key: str, upload_id: str) -> None:
@@ -275,9 +289,5 @@ def size_of(requests: S3Requests, key: str) -> int | None:
     Raises:
         StoreTransient: it cannot be looked at now.
     """
-    try:
-        return requests.call(
-            "HeadObject", "read", key, then=lambda answer: int(answer["ContentLength"]), Key=key
-        )
-    except StoreNotFound:
-        return None
+    found = find(requests, key)
+    return None if found is None else found.size_bytes

@@ -31,8 +31,13 @@ from taskmanager.state.run_format import split_tombstones
 from taskmanager.state.snapshot_table import RestoredPart
 
 
-class HashMapValueColumn(ObjectColumn):
-    """A value per key; see ``taskmanager.state.backend.ValueColumn``."""
+class ValueColumn(ObjectColumn):
+    """A value per key. Cells may be used between ``KeySpace.enter`` and ``leave`` only.
+
+    Attributes:
+        values: by slot the stored value, or ``ABSENT``. Read and assigned directly: this is the hot path
+            of Python functions. An assignment must be followed by ``changed.append(slot)``.
+    """
 
     kind = "value"
 
@@ -193,7 +198,7 @@ class CellExport(ColumnExport):
 
     def __init__(
         self,
-        column: HashMapValueColumn,
+        column: ValueColumn,
         home: ColumnHome,
         since_version: int,
         max_parallelism: int,

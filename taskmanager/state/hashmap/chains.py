@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.storage.run_reader import SegmentPart
+from penstock.pb.checkpoint_pb2 import StatePart
 
 LENGTH_MAX: Final = 8
 FAN_IN: Final = 3
@@ -44,7 +44,7 @@ class Segment:
     from_version: int
     to_version: int
     tier: int = 0
-    parts: tuple[SegmentPart, ...] = ()
+    parts: tuple[StatePart, ...] = ()
 
 
 Chain = tuple[Segment, ...]

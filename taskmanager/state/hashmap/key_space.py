@@ -16,10 +16,10 @@ import pyarrow as pa
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.descriptors import StateDescriptor
-from taskmanager.state.hashmap.cell_columns import HashMapValueColumn
-from taskmanager.state.hashmap.list_column import HashMapListColumn
-from taskmanager.state.hashmap.map_column import HashMapMapColumn
-from taskmanager.state.hashmap.number_column import HashMapNumberColumn
+from taskmanager.state.hashmap.cell_columns import ValueColumn
+from taskmanager.state.hashmap.list_column import ListColumn
+from taskmanager.state.hashmap.map_column import MapColumn
+from taskmanager.state.hashmap.number_column import NumberColumn
 from taskmanager.state.hashmap.object_column import ObjectColumn
 from taskmanager.state.key_index import KeyIndex
 
@@ -36,8 +36,13 @@ class OpenColumn(Protocol):
         """The column of that name."""
 
 
-class HashMapKeySpace:
-    """See ``taskmanager.state.backend.KeySpace``.
+class KeySpace:
+    """The keys of an operator that have objects, and the columns with these objects.
+
+    A bundle of rows is handled between ``enter`` and ``leave``, in which each key has a *slot*: the same
+    small integer in all columns. ``enter`` brings what the columns hold of the keys into reach at once;
+    ``leave`` makes the changes part of the state, forgets keys that have nothing left, and may move
+    others out of memory.
 
     Args:
         key_types: types of the key columns.
@@ -71,19 +76,19 @@ class HashMapKeySpace:
         self._candidates: list[Int64Array] = []
         self._swept = 0
 
-    def value_column(self, descriptor: StateDescriptor) -> HashMapValueColumn:
+    def value_column(self, descriptor: StateDescriptor) -> ValueColumn:
         """The column of a VALUE state; asked for before the first ``enter``."""
         if descriptor.number_kind:
-            return self._column(descriptor, HashMapNumberColumn)
-        return self._column(descriptor, HashMapValueColumn)
+            return self._column(descriptor, NumberColumn)
+        return self._column(descriptor, ValueColumn)
 
-    def list_column(self, descriptor: StateDescriptor) -> HashMapListColumn:
+    def list_column(self, descriptor: StateDescriptor) -> ListColumn:
         """The column of a LIST state."""
-        return self._column(descriptor, HashMapListColumn)
+        return self._column(descriptor, ListColumn)
 
-    def map_column(self, descriptor: StateDescriptor) -> HashMapMapColumn:
+    def map_column(self, descriptor: StateDescriptor) -> MapColumn:
         """The column of a MAP state."""
-        return self._column(descriptor, HashMapMapColumn)
+        return self._column(descriptor, MapColumn)
 
     def enter(self, keys: KeyBatch) -> Int64Array:
         """The slots of n keys (equal keys, equal slots): int64[n]."""
@@ -108,14 +113,15 @@ class HashMapKeySpace:
         self._check_memory()
 
     def keys(self) -> Iterator[KeyBatch]:
-        """All keys with state, in parts of bounded size."""
+        """All keys with state, in parts of bounded size (for functions that visit every key)."""
         slots = np.flatnonzero(self._has_content(np.arange(self.room)))
         for start in range(0, len(slots), _KEYS_MAX):
             part = slots[start : start + _KEYS_MAX]
             yield self._keys.keys(part[self._has_content(part)])
 
     def sweep(self, now_ms: int, entries_max: int) -> int:
-        """Removes what has expired in the next ``entries_max`` slots; returns how much."""
+        """Looks at some entries of states with a TTL, the next ones at each call, and removes those that
+        have expired; returns how many. Not between ``enter`` and ``leave``."""
         columns = [column for column in self._columns.values() if column.descriptor.ttl_ms]
         bound = self._keys.bound
         if not columns or not bound:

@@ -23,7 +23,7 @@ from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
 from penstock.storage.run_columns import APPENDED_FIELD
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
-from taskmanager.state.hashmap.cell_columns import CellExport, HashMapValueColumn
+from taskmanager.state.hashmap.cell_columns import CellExport, ValueColumn
 from taskmanager.state.hashmap.object_column import ColumnExport, ColumnHome, codec_field
 
 LOGGED_MIN: Final = 1 << 20
@@ -33,8 +33,14 @@ Log = list[tuple[Int64Array, Int64Array]]
 """Slots, and how long their lists were."""
 
 
-class HashMapListColumn(HashMapValueColumn):
-    """A list per key; see ``taskmanager.state.backend.ListColumn``."""
+class ListColumn(ValueColumn):
+    """A list per key, as ``ValueColumn``.
+
+    Attributes:
+        values: by slot a list of stored items, or ``ABSENT``. Items may be added to the list in place, or it may be
+            replaced, either followed by ``changed.append(slot)``.
+        replaced: slots of which anything was done but adding items at the end, likewise.
+    """
 
     kind = "list"
 
@@ -192,7 +198,7 @@ class ListExport(CellExport):
 
     def __init__(
         self,
-        column: HashMapListColumn,
+        column: ListColumn,
         home: ColumnHome,
         since_version: int,
         max_parallelism: int,

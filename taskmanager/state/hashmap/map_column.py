@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.storage.codec import StateCodec
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import encode_keys
 from taskmanager.kernels.tombstones import Tombstones
-from taskmanager.state.descriptors import ABSENT, StateDescriptor, ValueCodec
+from taskmanager.state.descriptors import ABSENT, StateDescriptor
 from taskmanager.state.hashmap.object_column import (
     CHUNK_SLOTS,
     TOMBSTONES_MIN,
@@ -37,14 +38,14 @@ Entry = tuple[int, Any, Any]
 """Slot, key, stored value or ABSENT."""
 
 
-class HashMapMapColumn(ObjectColumn):
-    """A map per key; see ``taskmanager.state.backend.MapColumn``."""
+class MapColumn(ObjectColumn):
+    """A map per key; entries are loaded and written one by one."""
 
     kind = "map"
 
     def __init__(self, home: ColumnHome, descriptor: StateDescriptor) -> None:
         assert descriptor.key_codec is not None, f"map state {descriptor.name} has no codec of keys"
-        self.key_codec: ValueCodec = descriptor.key_codec
+        self.key_codec: StateCodec = descriptor.key_codec
         super().__init__(
             home,
             descriptor,
@@ -101,7 +102,7 @@ class HashMapMapColumn(ObjectColumn):
         self.changed.append(slot)
 
     def items(self, slot: int) -> list[tuple[Any, Any]]:
-        """All (key, stored value) of a key, ordered by the encoded keys."""
+        """All (key, stored value) of a key, ordered by the encoded keys: that depends on the content alone."""
         entries = self.maps[slot]
         if not entries:
             return []
@@ -230,7 +231,7 @@ class MapExport(ColumnExport):
 
     def __init__(
         self,
-        column: HashMapMapColumn,
+        column: MapColumn,
         home: ColumnHome,
         since_version: int,
         max_parallelism: int,
@@ -301,7 +302,7 @@ class MapExport(ColumnExport):
                 yield slot, key, cell
 
 
-def _stored(codec: ValueCodec, batch: pa.RecordBatch) -> list[Any]:
+def _stored(codec: StateCodec, batch: pa.RecordBatch) -> list[Any]:
     """The stored values of a batch; those of tombstones are undefined."""
     deleted = batch.column(1)
     if not deleted.true_count:

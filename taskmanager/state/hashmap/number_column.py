@@ -1,6 +1,6 @@
 """A column of numbers in arrays, for functions that are compiled; to all others its cells are a list's.
 
-Cells are stored forms as elsewhere (int, float, bool), so snapshots are those of ``HashMapValueColumn``.
+Cells are stored forms as elsewhere (int, float, bool), so snapshots are those of ``ValueColumn``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
-from taskmanager.state.hashmap.cell_columns import HashMapValueColumn
+from taskmanager.state.hashmap.cell_columns import ValueColumn
 from taskmanager.state.hashmap.object_column import ColumnHome
 
 
@@ -77,7 +77,7 @@ class NumberCells:
         return int(self.numbers.nbytes + self.are_there.nbytes)
 
 
-class HashMapNumberColumn(HashMapValueColumn):
+class NumberColumn(ValueColumn):
     """A number per key.
 
     Attributes:

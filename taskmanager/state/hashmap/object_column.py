@@ -9,16 +9,18 @@ from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
+from typing_extensions import override
 
+from penstock.storage.codec import StateCodec
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import BoolArray, Int64Array
-from penstock.storage.run_columns import CODEC, sorted_batch
+from penstock.storage.run_columns import CODEC
 from taskmanager.kernels.record_versions import ReleasedError
-from taskmanager.state.descriptors import ABSENT, StateDescriptor, ValueCodec
+from taskmanager.state.descriptors import ABSENT, StateDescriptor
 from taskmanager.state.keyed_rows import keyed_schema
 from taskmanager.state.run_format import key_fields, plain_keys
-from taskmanager.state.snapshot_table import RestoredPart
+from taskmanager.state.snapshot_table import RestoredPart, SealedTable
 
 CHUNK_SLOTS: Final = 1 << 13
 TOMBSTONES_MIN: Final = 1 << 16
@@ -60,8 +62,9 @@ class ObjectColumn(ABC):
         value: the last column.
 
     Attributes:
-        changed: slots that were changed since ``enter``.
-        removed: see ``taskmanager.state.backend.ValueColumn``.
+        changed: slots that were changed since ``enter``, in any order, also more than once.
+        removed: those that were given ``ABSENT``, likewise, where who assigns has made it a list; None = all that
+            were changed are looked at.
         present: bool[room], which slots hold something; up to date outside of bundles.
     """
 
@@ -148,7 +151,7 @@ class ObjectColumn(ABC):
         return bool(stored[1] + self._ttl_ms <= now_ms)
 
 
-class ColumnExport(ABC):
+class ColumnExport(SealedTable, ABC):
     """A sealed column.
 
     Args:
@@ -161,8 +164,7 @@ class ColumnExport(ABC):
     def __init__(
         self, column: ObjectColumn, home: ColumnHome, since_version: int, max_parallelism: int
     ) -> None:
-        self.since_version = since_version
-        self.version = column.version
+        super().__init__(since_version, column.version, None)
         self._column = column
         self._home = home
         self._max_parallelism = max_parallelism
@@ -170,11 +172,12 @@ class ColumnExport(ABC):
         self._is_released = False
 
     @abstractmethod
+    @override
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Tombstones and rows; each identity once."""
 
+    @override
     def release(self) -> None:
-        """Ends the export, read or not."""
         with self._home.lock:
             self._is_released = True
             self._end()
@@ -196,11 +199,10 @@ class ColumnExport(ABC):
             deleted = pa.repeat(is_deleted, len(keys))
         else:
             deleted = pa.array(is_deleted)
-        return sorted_batch(
-            self._schema, groups, [deleted, *plain_keys(keys).to_arrays(), *content]
-        )
+        arrays = [pa.array(groups), deleted, *plain_keys(keys).to_arrays(), *content]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
 
-def codec_field(name: str, codec: ValueCodec, kind: pa.DataType | None = None) -> pa.Field:
+def codec_field(name: str, codec: StateCodec, kind: pa.DataType | None = None) -> pa.Field:
     """A column of stored values."""
     return pa.field(name, kind or codec.column_type, metadata={CODEC: codec.name.encode()})

@@ -17,7 +17,7 @@ from penstock.storage.blobs import SnapshotReader
 from penstock.storage.run_columns import BACKEND, CODEC, FORMATS_READ, within
 from penstock.storage.run_lists import marked, with_marks
 from penstock.storage.run_merge import identity_of, latest, merged_at_once
-from penstock.storage.run_reader import SegmentPlace, chain_batches, parts_of
+from penstock.storage.run_reader import SegmentPlace, chain_batches
 from taskmanager.state.aggregate_change import AggregateChange, aggregate_change
 from taskmanager.state.hashmap.chains import Chain, Segment
 
@@ -106,7 +106,7 @@ def restored_rows(
     """
     found: dict[tuple[str, int], list[RestoredRows]] = {}
     for snapshot in snapshots:
-        _check_format(snapshot, operator)
+        check_format(snapshot, operator)
         covered = range(snapshot.first_key_group, snapshot.last_key_group + 1)
         common = range(
             max(covered.start, key_groups.start),
@@ -135,7 +135,7 @@ def restored_rows(
     return found
 
 
-def check_fits(rows: RestoredRows, kind: str, schema: pa.Schema | None, state: str) -> None:
+def check_fits(rows: RestoredRows, kind: str, schema: pa.Schema, state: str) -> None:
     """Checks that restored rows are what a table holds.
 
     Args:
@@ -144,7 +144,7 @@ def check_fits(rows: RestoredRows, kind: str, schema: pa.Schema | None, state: s
     Raises:
         TaskFailure: they are not.
     """
-    if rows.kind != kind or (schema is not None and _columns(rows.schema) != _columns(schema)):
+    if rows.kind != kind or _columns(rows.schema) != _columns(schema):
         raise _misfit(rows, kind, schema, state)
 
 
@@ -166,27 +166,37 @@ def restored_change(
 
 
 def _misfit(
-    rows: RestoredRows, kind: str, schema: pa.Schema | None, state: str, reason: str = ""
+    rows: RestoredRows, kind: str, schema: pa.Schema, state: str, reason: str = ""
 ) -> TaskFailure:
-    now = kind if schema is None else f"{kind} with {_text(schema)}"
     because = f" ({reason})" if reason else ""
     return TaskFailure(
-        f"{state} was stored as {rows.kind} with {_text(rows.schema)}, but the job declares it as {now}{because}: "
+        f"{state} was stored as {rows.kind} with {_text(rows.schema)}, but the job declares it as "
+        f"{kind} with {_text(schema)}{because}: "
         "declare it as it was, or give the state (or the operator, its uid) another name, so that it "
         "starts empty"
     )
 
 
-def _check_format(snapshot: checkpoint_pb2.KeyedStateSnapshot, operator: str) -> None:
-    if snapshot.backend != BACKEND:
+def check_format(
+    snapshot: checkpoint_pb2.KeyedStateSnapshot,
+    operator: str,
+    backend: str = BACKEND,
+    formats: tuple[int, ...] = FORMATS_READ,
+) -> None:
+    """Checks that a snapshot is of a backend, in formats that it reads.
+
+    Raises:
+        Unrecoverable: it is not.
+    """
+    if snapshot.backend != backend:
         raise Unrecoverable(
             f"the state of operator {operator!r} was written by the backend {snapshot.backend!r}, but the "
-            f"job runs with {BACKEND!r}: set state.backend.type: {snapshot.backend}, or take a canonical savepoint"
+            f"job runs with {backend!r}: set state.backend.type: {snapshot.backend}, or take a canonical savepoint"
         )
-    if snapshot.format_version not in FORMATS_READ:
+    if snapshot.format_version not in formats:
         raise Unrecoverable(
             f"the state of operator {operator!r} has format {snapshot.format_version}, this version of "
-            f"Penstock reads {FORMATS_READ[0]} to {FORMATS_READ[-1]}: use the version that wrote it"
+            f"Penstock reads {formats[0]} to {formats[-1]}: use the version that wrote it"
         )
 
 
@@ -199,7 +209,7 @@ def _segment(segment: checkpoint_pb2.StateSegment) -> Segment:
         segment.row_count,
         0,
         RESTORED_TO,
-        parts=parts_of(segment),
+        parts=tuple(segment.parts),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -15,9 +15,11 @@ from penstock.storage.run_writer import SegmentWriter
 from taskmanager.kernels.record_versions import ReleasedError
 from taskmanager.state.hashmap.chains import WHOLE, Chain, Export, Segment, extended
 from taskmanager.state.hashmap.restored_rows import RestoredRows
+from taskmanager.state.pacer_runner import Pacer
 from taskmanager.state.snapshot_table import SealedTable, SnapshotTable
 
 COPIED_TO: Final = 1
+_Made = TypeVar("_Made")
 
 
 @dataclass(slots=True)
@@ -75,6 +77,8 @@ class HashMapSnapshot:
         blob_name: of that file's bytes.
         items: every table and namespace with state.
         files: of the chains, by name.
+        pacer: of the thread that writes it.
+        frozen_at_ms: wall-clock time.
         is_shared: later snapshots may refer to the file.
 
     Attributes:
@@ -89,6 +93,8 @@ class HashMapSnapshot:
         blob_name: str,
         items: list[SnapshotItem],
         files: Mapping[str, checkpoint_pb2.StateFile],
+        pacer: Pacer,
+        frozen_at_ms: int,
         *,
         is_shared: bool,
     ) -> None:
@@ -99,6 +105,8 @@ class HashMapSnapshot:
         self._file_name = file_name
         self._blob_name = blob_name
         self._files = files
+        self._pacer = pacer
+        self._frozen_at_ms = frozen_at_ms
         self._is_shared = is_shared
         self._is_discarded = False
         self._has_file = any(item.sealed is not None or item.copied for item in items)
@@ -125,7 +133,7 @@ class HashMapSnapshot:
             index = tables.setdefault(key, len(tables))
             for segment in item.chain:
                 names[segment.file] = None
-                snapshot.segments.append(described(segment, index, item.namespace))
+                snapshot.segments.append(_described(segment, index, item.namespace))
         for name, kind, schema in tables:
             snapshot.tables.add(name=name, kind=kind, schema=schema)
         self.written_files = {name: self._file(name, handles) for name in names}
@@ -135,6 +143,7 @@ class HashMapSnapshot:
     def discard(self) -> None:
         """Gives back what was frozen. Repeatable, from any thread."""
         self._is_discarded = True
+        self._pacer.hurry()
         self._release()
 
     def _file(
@@ -156,9 +165,9 @@ class HashMapSnapshot:
                     continue
                 writer = SegmentWriter()
                 for batches in _sources(item):
-                    for part in writer.write(batches):
-                        self._check()
+                    for part in writer.write(map(self._paced, batches)):
                         yield part
+                        self._paced(part)
                 self._check()
                 item.chain = _new_chain(item, self._file_name, offset, writer)
                 offset += writer.size_bytes
@@ -167,6 +176,12 @@ class HashMapSnapshot:
             raise CheckpointAborted(
                 self._checkpoint_id, "it was discarded while it was being written"
             ) from error
+
+    def _paced(self, made: _Made) -> _Made:
+        """What was made, after a pause for the operators."""
+        self._check()
+        self._pacer.pause(self._frozen_at_ms)
+        return made
 
     def _check(self) -> None:
         if self._is_discarded:
@@ -198,7 +213,7 @@ def _new_chain(item: SnapshotItem, file: str, offset: int, written: SegmentWrite
     return (new,) if item.sealed is None else extended(item.chain, new)
 
 
-def described(segment: Segment, table: int, namespace: int) -> checkpoint_pb2.StateSegment:
+def _described(segment: Segment, table: int, namespace: int) -> checkpoint_pb2.StateSegment:
     """A segment as a snapshot names it."""
     return checkpoint_pb2.StateSegment(
         table=table,
@@ -209,13 +224,5 @@ def described(segment: Segment, table: int, namespace: int) -> checkpoint_pb2.St
         row_count=segment.row_count,
         from_version=segment.from_version,
         to_version=segment.to_version,
-        parts=[
-            checkpoint_pb2.StatePart(
-                first_key_group=part.first_key_group,
-                last_key_group=part.last_key_group,
-                size_bytes=part.size_bytes,
-                checksum=part.checksum,
-            )
-            for part in segment.parts
-        ],
+        parts=segment.parts,
     )

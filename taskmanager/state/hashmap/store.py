@@ -33,8 +33,8 @@ from taskmanager.state.hashmap.chains import (
     next_export,
     sparse_file,
 )
-from taskmanager.state.hashmap.key_space import HashMapKeySpace
-from taskmanager.state.hashmap.list_column import HashMapListColumn
+from taskmanager.state.hashmap.key_space import KeySpace
+from taskmanager.state.hashmap.list_column import ListColumn
 from taskmanager.state.hashmap.object_column import ObjectColumn
 from taskmanager.state.hashmap.restored_rows import (
     RESTORED_TO,
@@ -47,6 +47,8 @@ from taskmanager.state.hashmap.timer_table import HashMapTimerTable
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.memory_check import MemoryCheck
 from taskmanager.state.migrated_values import migration_of
+from taskmanager.state.pacer_runner import Pacer
+from taskmanager.state.pacing import SnapshotTimes
 from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.session_table import SessionTable
 from taskmanager.state.snapshot_table import RestoredPart, SnapshotTable
@@ -84,9 +86,10 @@ class HashMapStateBackend:
         """States whose restored values were stored with another codec, or for other aggregates."""
         self._files: dict[str, checkpoint_pb2.StateFile] = {}
         self._snapshots: dict[int, HashMapSnapshot] = {}
+        self._snapshot_times = SnapshotTimes(environment.clock.now_ms())
         # Per state one emptied table, so that the next namespace need not grow anew.
         self._spare: dict[str, GroupTable] = {}
-        self._key_space: HashMapKeySpace | None = None
+        self._key_space: KeySpace | None = None
         self._memory = MemoryCheck(environment.memory, environment.clock)
         self._is_closed = False
         self._restore()
@@ -112,7 +115,6 @@ class HashMapStateBackend:
                 descriptor.key_types,
                 descriptor.kinds,
                 descriptor.new_columns(),
-                home=name,
                 uses=descriptor.uses,
                 with_versions=True,
             )
@@ -143,10 +145,10 @@ class HashMapStateBackend:
         """The open count windows of all keys, with what they hold."""
         return self._get(name, _WHOLE, lambda: CountTable(key_types, new_contents(), ttl_ms))
 
-    def key_space(self, key_types: Sequence[pa.DataType]) -> HashMapKeySpace:
+    def key_space(self, key_types: Sequence[pa.DataType]) -> KeySpace:
         """The objects of all keys; one per operator."""
         if self._key_space is None:
-            self._key_space = HashMapKeySpace(
+            self._key_space = KeySpace(
                 key_types,
                 open_column=lambda name, create: self._get(name, _WHOLE, create),
                 now_ms=self._environment.clock.now_ms,
@@ -165,19 +167,13 @@ class HashMapStateBackend:
         """Namespaces of a state that exist, ascending; restored ones included."""
         return sorted(self._states.get(name, ()))
 
-    def move(self, name: str, namespace: int, to_name: str, to_namespace: int) -> None:
-        """Gives the content of a namespace to one that does not exist yet, without copying."""
-        target = self._state(to_name)
-        assert to_namespace not in target, f"{to_name}/{to_namespace} exists already"
-        target[to_namespace] = self._states[name].pop(namespace)
-
     def drop(self, name: str, namespace: int) -> None:
         """Removes a namespace with all in it; nothing happens where it does not exist."""
         slot = self._states.get(name, {}).pop(namespace, None)
         table = None if slot is None else slot.table
         if isinstance(table, GroupTable) and table.is_reusable():
             table.clear()
-            self._spare[table.home] = table
+            self._spare[name] = table
 
     def memory_bytes(self) -> int:
         """Approximate size of all states."""
@@ -223,6 +219,7 @@ class HashMapStateBackend:
         ]
         file_name = f"{self._instance}-{self._file_count}"
         self._file_count += 1
+        now_ms = self._environment.clock.now_ms()
         snapshot = HashMapSnapshot(
             checkpoint_id,
             self._header(),
@@ -230,6 +227,8 @@ class HashMapStateBackend:
             f"{self._environment.operator_uid}/{file_name}",
             [item for item in items if item is not None],
             dict(self._files),
+            Pacer(self._environment.clock, self._snapshot_times.next_span_seconds(now_ms)),
+            now_ms,
             is_shared=self._environment.is_incremental,
         )
         self._snapshots[checkpoint_id] = snapshot
@@ -252,6 +251,8 @@ class HashMapStateBackend:
         """A checkpoint will not complete: its changes join the next snapshot."""
         snapshot = self._snapshots.pop(checkpoint_id, None)
         if snapshot is not None:
+            if snapshot.is_open:
+                self._snapshot_times.cut_short()
             snapshot.discard()
 
     def close(self) -> None:
@@ -438,14 +439,14 @@ class HashMapStateBackend:
                 name, namespace, slot, first.kind, first.schema, chain, copied=copied
             )
         schema = table.schema()
-        is_of_lists = table.kind == HashMapListColumn.kind
+        is_of_lists = table.kind == ListColumn.kind
         export = next_export(chain, rewritten, by_bytes=is_of_lists) if refers else WHOLE
         if replaced is not None:
             export = min(export, replaced)
         is_rewritten = any(segment.file in rewritten for segment in chain)
         must_seal = is_rewritten or replaced is not None or slot.is_unwritten or not refers
         is_changed = table.is_changed(chain[-1].to_version if chain else 0)
-        if schema is None or not (chain or is_changed or slot.is_unwritten):
+        if not (chain or is_changed or slot.is_unwritten):
             return None
         item = SnapshotItem(name, namespace, slot, table.kind, schema, chain)
         if is_changed or must_seal:

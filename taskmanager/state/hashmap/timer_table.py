@@ -7,6 +7,7 @@ until it would be due: what is not in the set does not count.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -18,8 +19,8 @@ from penstock.storage.run_columns import TIMER_KIND
 from taskmanager.kernels import RecordTable, Rows, distinct, encode_keys
 from taskmanager.state.key_batches import retyped
 from taskmanager.state.run_format import split_tombstones
-from taskmanager.state.sealed_records import SealedRecords
-from taskmanager.state.snapshot_table import RestoredPart
+from taskmanager.state.sealed_records import record_batches
+from taskmanager.state.snapshot_table import RestoredPart, SealedTable
 from taskmanager.state.timer_order import TimerOrder, timer_schema
 
 _SLACK: Final = 1 << 12
@@ -96,16 +97,19 @@ class HashMapTimerTable:
         """Timers were added or removed after that version."""
         return self._timers.versions.is_changed(since_version)
 
-    def seal(self, since_version: int, max_parallelism: int) -> SealedRecords:
+    def seal(self, since_version: int, max_parallelism: int) -> SealedTable:
         """Freezes the changes after ``since_version``."""
-        return SealedRecords(
+        export = self._timers.seal(since_version)
+        read = partial(
+            record_batches,
             self._timers,
-            self._timers.seal(since_version),
+            export,
             self._schema,
             len(self._types),
             max_parallelism,
             lambda _: [],
         )
+        return SealedTable(export.since_version, export.version, read, export.release)
 
     def forget(self, version: int) -> None:
         """Tombstones up to the version may go."""

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.key_filter import KeyFilter
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
-
-
-class EntryReader(Protocol):
-    """What a table reads its entries from (``Database``)."""
-
-    def get_many(self, keys: list[bytes]) -> list[bytes | None]:
-        """The values of sorted keys."""
-
-    def scan(
-        self, begin: bytes, end: bytes, rows_max: int = ...
-    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Keys and values of a range, in parts of at most ``rows_max``."""
-
-
-class PrefixReader(EntryReader, Protocol):
-    """What a table reads the entries of keys from that have several."""
-
-    def scan_prefixes(self, prefixes: list[bytes]) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Keys and values that begin with sorted prefixes of one length, in parts."""
 
 
 class CacheHost(Protocol):
@@ -71,7 +52,7 @@ class TableHome:
         max_parallelism: number of key-groups.
     """
 
-    reader: PrefixReader
+    reader: Database
     host: CacheHost
     stored_keys: KeyFilter
     key_groups: range
@@ -80,10 +61,6 @@ class TableHome:
 
 class StoredTable(Protocol):
     """A table of the database behind its cache, as the backend sees it."""
-
-    @property
-    def is_stored(self) -> bool:
-        """The database holds something of it, or will."""
 
     @property
     def known_row_count(self) -> int:

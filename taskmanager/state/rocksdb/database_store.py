@@ -60,6 +60,7 @@ class Database:
 
     Attributes:
         on_damage: called where a file turns out to be damaged, which is when it is read; on any thread.
+        pace: called now and then while entries are written, on the thread that does so.
 
     Raises:
         StoreTransient: it cannot be opened.
@@ -69,6 +70,7 @@ class Database:
         self, directory: Path, ingest_directory: Path, memory: SlotMemory, loops: KeyLoops
     ) -> None:
         self.on_damage: Callable[[], object] = lambda: None
+        self.pace: Callable[[], object] = lambda: None
         self._directory = directory
         self._damage = ""
         self._ingest_directory = ingest_directory
@@ -123,14 +125,11 @@ class Database:
         with self._looking_for_damage():
             yield from scan(self._rocks, self._directory, begin, end, rows_max)
 
-    def scan_prefixes(
-        self, prefixes: list[bytes], rows_max: int = SCAN_ROWS
-    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    def scan_prefixes(self, prefixes: list[bytes]) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """Keys and values that begin with one of the prefixes, in parts.
 
         Args:
             prefixes: different, ascending, of one length.
-            rows_max: size of the parts.
 
         Raises:
             StoreTransient: they cannot be read.
@@ -152,7 +151,7 @@ class Database:
                     size_bytes += len(value)
                     entries.next()
                 entries.status()  # raises where the end is an error
-                if len(names) >= rows_max:
+                if len(names) >= SCAN_ROWS:
                     yield names, values
                     names, values, size_bytes = [], [], 0
         if names:
@@ -180,6 +179,7 @@ class Database:
                 with self._writing(), paths[-1].open("wb") as file:
                     for part in sst_file(piece, self._loops):
                         file.write(part)
+                        self.pace()
                     # RocksDB would do so under the interpreter lock.
                     file.flush()
                     os.fsync(file.fileno())

@@ -32,9 +32,10 @@ from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.descriptors import StateDescriptor
-from taskmanager.state.hashmap.key_space import HashMapKeySpace
+from taskmanager.state.hashmap.key_space import KeySpace
 from taskmanager.state.key_index import KeyIndex
-from taskmanager.state.rocksdb.cache_host import CacheAccount, CacheHost, EntryReader
+from taskmanager.state.rocksdb.cache_host import CacheAccount, CacheHost
+from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.key_filter import NO_ERA, KeyFilter
 from taskmanager.state.rocksdb.spilled_columns import (
     SpilledColumn,
@@ -70,8 +71,8 @@ class KeySpaceHost(CacheHost, Protocol):
         """Wall-clock time."""
 
 
-class StoredKeySpace(HashMapKeySpace):
-    """See ``taskmanager.state.backend.KeySpace``.
+class StoredKeySpace(KeySpace):
+    """See ``KeySpace``.
 
     Args:
         key_types: types of the key columns.
@@ -89,7 +90,7 @@ class StoredKeySpace(HashMapKeySpace):
         self,
         key_types: Sequence[pa.DataType],
         max_parallelism: int,
-        reader: EntryReader,
+        reader: Database,
         host: KeySpaceHost,
         lock: AbstractContextManager[object],
         stored_keys: KeyFilter,

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 import pyarrow as pa
 
 from penstock.errors import TaskFailure
 from penstock.pb import checkpoint_pb2
 from penstock.storage.key_types import value_type
-from penstock.storage.run_columns import ADDED
-from taskmanager.state.descriptors import StateDescriptor, ValueCodec
+from penstock.storage.run_columns import ADDED, CODEC
+from taskmanager.state.descriptors import StateDescriptor
+from taskmanager.state.hashmap.object_column import codec_field
 from taskmanager.state.rocksdb.cache_host import StoredTable
-
-_CODEC: Final = "codec"
-"""Metadata key of a field."""
 
 
 @dataclass(slots=True)
@@ -188,8 +185,8 @@ def column_schema(key_types: Sequence[pa.DataType], descriptor: StateDescriptor)
     """What a column of keyed objects looks like: types of the keys, codecs of the rest."""
     fields = [pa.field(f"key_{index}", type_) for index, type_ in enumerate(key_types)]
     if descriptor.key_codec is not None:
-        fields.append(_codec_field("map_key", descriptor.key_codec))
-    fields.append(_codec_field("value", descriptor.codec))
+        fields.append(codec_field("map_key", descriptor.key_codec))
+    fields.append(codec_field("value", descriptor.codec))
     return pa.schema(fields)
 
 
@@ -213,10 +210,6 @@ def _plain_keys(schema: pa.Schema) -> pa.Schema:
     )
 
 
-def _codec_field(name: str, codec: ValueCodec) -> pa.Field:
-    return pa.field(name, codec.column_type, metadata={_CODEC: codec.name})
-
-
 def _shown(kind: str, schema: bytes) -> str:
     fields = pa.ipc.read_schema(pa.py_buffer(schema))
     columns = ", ".join(f"{field.name}: {_shown_type(field)}" for field in fields)
@@ -224,5 +217,5 @@ def _shown(kind: str, schema: bytes) -> str:
 
 
 def _shown_type(field: pa.Field) -> str:
-    codec = (field.metadata or {}).get(_CODEC.encode())
+    codec = (field.metadata or {}).get(CODEC)
     return str(field.type) if codec is None else codec.decode()

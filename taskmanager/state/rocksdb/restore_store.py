@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from penstock.errors import StoreTransient, Unrecoverable
+from penstock.errors import StoreTransient
 from penstock.pb import checkpoint_pb2
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.entries.database_reader_store import (
@@ -31,6 +31,7 @@ from penstock.storage.key_encoding import KeyLoops
 from penstock.storage.run_columns import BACKEND as RUN_BACKEND
 from penstock.storage.run_columns import TIMER_KIND
 from taskmanager.state.backend import BackendEnvironment
+from taskmanager.state.hashmap.restored_rows import check_format
 from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.file_ledger import FileLedger
 from taskmanager.state.rocksdb.partitions import PartitionCatalog, stored_segments
@@ -88,7 +89,9 @@ def _open(
     if directory.exists():  # of a killed process
         shutil.rmtree(directory)
     for snapshot in environment.restored:
-        _check(snapshot, environment)
+        if snapshot.backend != RUN_BACKEND:  # whoever reads runs checks their format
+            operator = environment.operator_name or environment.operator_uid
+            check_format(snapshot, operator, BACKEND, FORMATS_READ)
     undo.callback(shutil.rmtree, directory, ignore_errors=True)
     directory.mkdir(parents=True)
     opening = uuid4().hex
@@ -99,7 +102,7 @@ def _open(
         database = Database(path, files_in, memory, loops)
         undo.callback(database.close)
         if snapshots:
-            _load_runs(environment, database, catalog, key_groups)
+            load_runs(environment, database, catalog, key_groups)
         ledger = FileLedger(opening, opening, Lock(), is_incremental=environment.is_incremental)
         return OpenedState(database, catalog, ledger)
     assert environment.reader is not None, "a snapshot without a reader"
@@ -130,40 +133,6 @@ def _open(
         shutil.rmtree(source)
     ledger = FileLedger(opening, opening, Lock(), is_incremental=environment.is_incremental)
     return OpenedState(database, catalog, ledger)
-
-
-def _load_runs(
-    environment: BackendEnvironment,
-    database: Database,
-    catalog: PartitionCatalog,
-    key_groups: range,
-) -> None:
-    assert environment.reader is not None, "a snapshot without a reader"
-    load_runs(
-        database,
-        catalog,
-        environment.restored,
-        environment.reader,
-        key_groups,
-        environment.max_parallelism,
-        environment.operator_name or environment.operator_uid,
-    )
-
-
-def _check(snapshot: checkpoint_pb2.KeyedStateSnapshot, environment: BackendEnvironment) -> None:
-    where = f"the restored state of {environment.operator_name} (uid {environment.operator_uid})"
-    if snapshot.backend == RUN_BACKEND:
-        return  # whoever reads runs checks their format
-    if snapshot.backend != BACKEND:
-        raise Unrecoverable(
-            f"{where} was written by the {snapshot.backend} backend: restore it with "
-            f"state.backend.type: {snapshot.backend}"
-        )
-    if snapshot.format_version not in FORMATS_READ:
-        raise Unrecoverable(
-            f"{where} has format {snapshot.format_version}, this version of Penstock reads "
-            f"{FORMATS_READ[0]} to {FORMATS_READ[-1]}: use the version that wrote it"
-        )
 
 
 def _size_bytes(snapshot: checkpoint_pb2.KeyedStateSnapshot) -> int:

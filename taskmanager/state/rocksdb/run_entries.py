@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from typing_extensions import override
 
 from penstock.errors import Unrecoverable
-from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.byte_strings import SstEntries
 from penstock.storage.entries.entry_keys import (
+    entries_by_key,
     entry_keys,
-    string_order,
 )
 from penstock.storage.entries.entry_rows import content_of, field_codec, key_types_of
 from penstock.storage.entries.entry_values import encoded_rows
@@ -171,15 +171,7 @@ class _Objects(RunEntries):
             values = iter(self._encoded(batch.columns[-1].filter(pc.invert(deleted))))
             for name, is_gone in zip(names, deleted.to_pylist(), strict=True):
                 found[name] = None if is_gone else next(values)
-        names = list(found)
-        order = string_order(names)
-        ordered = [found[names[row]] for row in order]
-        gone = np.array([value is None for value in ordered], np.bool_)
-        return SstEntries(
-            ByteStrings.of([names[row] for row in order]),
-            ByteStrings.of([value or b"" for value in ordered]),
-            gone if gone.any() else None,
-        )
+        return entries_by_key(list(found), list(found.values()))
 
     def _names(self, partition: int, batch: pa.RecordBatch) -> list[bytes]:
         heads = entry_keys(partition, self._keys([batch]), self._limit).to_list()

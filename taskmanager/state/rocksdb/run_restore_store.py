@@ -3,14 +3,13 @@ in-memory backend. Rows are read and written in parts of bounded size, whatever 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from penstock.pb import checkpoint_pb2
-from penstock.storage.blobs import SnapshotReader
 from penstock.storage.entries.byte_strings import SstEntries
 from penstock.storage.entries.run_states import ENDS, ends_table, stored_table
 from penstock.storage.run_columns import TIMER_KIND
+from taskmanager.state.backend import BackendEnvironment
 from taskmanager.state.batch_parts import in_parts
 from taskmanager.state.hashmap.restored_rows import RestoredRows, restored_rows
 from taskmanager.state.rocksdb.database_store import Database
@@ -26,13 +25,10 @@ _PART_BYTES: Final = 32 << 20
 
 
 def load_runs(
+    environment: BackendEnvironment,
     database: Database,
     catalog: PartitionCatalog,
-    snapshots: Iterable[checkpoint_pb2.KeyedStateSnapshot],
-    reader: SnapshotReader,
     key_groups: range,
-    max_parallelism: int,
-    operator: str,
 ) -> None:
     """Writes the rows of some key-groups into an empty database.
 
@@ -43,14 +39,16 @@ def load_runs(
         StoreTransient: the database cannot be written.
     """
     writer = _Writer(database)
-    found = restored_rows(snapshots, reader, key_groups, operator)
+    assert environment.reader is not None, "a snapshot without a reader"
+    operator = environment.operator_name or environment.operator_uid
+    found = restored_rows(environment.restored, environment.reader, key_groups, operator)
     for (name, namespace), parts in found.items():
         first = parts[0]
         stored_name, schema = stored_table(name, first.kind, first.schema)
         table = checkpoint_pb2.StateTable(name=stored_name, kind=first.kind, schema=schema)
         partition = catalog.partition_for(table, namespace)
         ends = _ends_of(catalog, name, first) if first.kind == "sessions" else None
-        entries = run_entries(first.kind, first.schema, max_parallelism)
+        entries = run_entries(first.kind, first.schema, environment.max_parallelism)
         for rows in parts:
             is_of_lists = first.kind == "list"  # of which rows may add to those before
             stored = rows.latest() if is_of_lists else rows.batches()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from typing import Final
 
 import pyarrow as pa
 
@@ -23,13 +22,8 @@ from penstock.storage.run_lists import with_marks
 from penstock.storage.run_merge import identity_of, whole_lists
 from penstock.storage.run_writer import SegmentWriter
 from taskmanager.kernels.backend import kernels as process_kernels
-from taskmanager.state.hashmap.chains import Segment
-from taskmanager.state.hashmap.snapshot import described
 from taskmanager.state.rocksdb.snapshot_store import LinkedSnapshot
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, WriteQueue
-
-_WRITTEN_TO: Final = 1
-"""Version up to which a segment holds changes: it holds everything."""
 
 
 class RunSnapshot(LinkedSnapshot):
@@ -103,25 +97,10 @@ class RunSnapshot(LinkedSnapshot):
                         self._check()
                         yield part
                     self._check()
-                    self._segments.append(self._segment(table, partition.namespace, offset, writer))
+                    self._segments.append(
+                        writer.whole(table, partition.namespace, self._file_name, offset)
+                    )
                     offset += writer.size_bytes
-
-    def _segment(
-        self, table: int, namespace: int, offset: int, written: SegmentWriter
-    ) -> checkpoint_pb2.StateSegment:
-        return described(
-            Segment(
-                self._file_name,
-                offset,
-                written.size_bytes,
-                written.row_count,
-                0,
-                _WRITTEN_TO,
-                parts=tuple(written.parts),
-            ),
-            table,
-            namespace,
-        )
 
     def _check(self) -> None:
         if self._is_discarded:

@@ -17,18 +17,18 @@ from typing import Any, Final, Protocol
 import numpy as np
 from typing_extensions import override
 
-from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
-from penstock.storage.entries.entry_keys import PARTITION_BYTES, entry_keys, string_order
+from penstock.storage.entries.byte_strings import SstEntries
+from penstock.storage.entries.entry_keys import PARTITION_BYTES, entries_by_key, entry_keys
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
-from taskmanager.state.hashmap.cell_columns import CellExport, HashMapValueColumn
-from taskmanager.state.hashmap.map_column import HashMapMapColumn, MapExport
+from taskmanager.state.hashmap.cell_columns import CellExport, ValueColumn
+from taskmanager.state.hashmap.map_column import MapColumn, MapExport
 from taskmanager.state.hashmap.object_column import (
     ColumnExport,
     ColumnHome,
     ObjectColumn,
 )
-from taskmanager.state.rocksdb.cache_host import EntryReader
+from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 
@@ -49,7 +49,7 @@ class SpillHome(ColumnHome, Protocol):
     rests: list[bytes]
 
     @property
-    def reader(self) -> EntryReader:
+    def reader(self) -> Database:
         """The database."""
 
     @property
@@ -147,29 +147,19 @@ class SpilledColumn(ObjectColumn):
             cells.update(zip(*parts, strict=True))
         if not cells:
             return []
-        names = list(cells)
-        values: list[bytes] = []
-        gone = np.zeros(len(names), np.bool_)
+        values: list[bytes | None] = []
         for row, cell in enumerate(cells.values()):
-            gone[row] = self.is_empty(cell)
-            values.append(b"" if gone[row] else self.encode(cell))
+            values.append(None if self.is_empty(cell) else self.encode(cell))
             if row % PACE_CELLS == PACE_CELLS - 1:
                 self._spill_home.pace(now_ms)
-        kept = len(names) - int(gone.sum())
+        kept = len(values) - values.count(None)
         if kept:
-            self.average_bytes = sum(map(len, values)) / kept
-        order = string_order(names)
-        return [
-            SstEntries(
-                ByteStrings.of([names[row] for row in order]),
-                ByteStrings.of([values[row] for row in order]),
-                gone[order] if gone.any() else None,
-            )
-        ]
+            self.average_bytes = sum(map(len, filter(None, values))) / kept
+        return [entries_by_key(list(cells), values)]
 
 
-class SpilledValues(SpilledColumn, HashMapValueColumn):
-    """A value per key; see ``taskmanager.state.backend.ValueColumn``."""
+class SpilledValues(SpilledColumn, ValueColumn):
+    """A value per key; see ``ValueColumn``."""
 
     def decode(self, data: bytes) -> Any:
         """The cell of an entry."""
@@ -219,8 +209,8 @@ class SpilledValues(SpilledColumn, HashMapValueColumn):
             )
 
 
-class SpilledMaps(SpilledColumn, HashMapMapColumn):
-    """A map per key; see ``taskmanager.state.backend.MapColumn``.
+class SpilledMaps(SpilledColumn, MapColumn):
+    """A map per key; see ``MapColumn``.
 
     In memory ``ABSENT`` stands for an entry that there is not. A map all of whose entries are in memory is
     *complete*.

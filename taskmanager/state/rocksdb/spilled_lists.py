@@ -32,7 +32,7 @@ from penstock.storage.key_types import Int64Array
 from taskmanager.kernels.tombstones import Tombstones
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
 from taskmanager.state.hashmap.cell_columns import CellExport
-from taskmanager.state.hashmap.list_column import HashMapListColumn, ListExport
+from taskmanager.state.hashmap.list_column import ListColumn, ListExport
 from taskmanager.state.rocksdb.spilled_columns import CELL_BYTES, SpilledValues, SpillHome
 from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION
 
@@ -62,8 +62,8 @@ class _Value:
     items: list[Any]
 
 
-class SpilledLists(SpilledValues, HashMapListColumn):
-    """A list per key; see ``taskmanager.state.backend.ListColumn``. An empty list is none."""
+class SpilledLists(SpilledValues, ListColumn):
+    """A list per key; see ``ListColumn``. An empty list is none."""
 
     def __init__(
         self, home: SpillHome, descriptor: StateDescriptor, partition: int, *, is_stored: bool

@@ -8,7 +8,7 @@ be missing in the database: a freeze seals them, and what is frozen is forgotten
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import ClassVar, Final
 
@@ -35,7 +35,7 @@ from taskmanager.state.rocksdb.database_store import parts_of_values
 from taskmanager.state.rocksdb.key_filter import NO_ERA
 from taskmanager.state.rocksdb.keyed_entries import batch_entries
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
-from taskmanager.state.snapshot_table import RestoredPart, SealedTable
+from taskmanager.state.snapshot_table import RestoredPart, SnapshotTable
 
 LOADED_VERSION: Final = 1
 """What came from the database is not newer than that."""
@@ -81,7 +81,7 @@ class SpilledTable(ABC):
         self._cache_account.resize(self.memory_bytes())
 
 
-class KeyedSpill(SpilledTable):
+class KeyedSpill(SpilledTable, SnapshotTable):
     """A spilled table whose rows are known by key (and a number), as ``keyed_schema`` has them.
 
     Args:
@@ -113,26 +113,6 @@ class KeyedSpill(SpilledTable):
 
     @abstractmethod
     def __len__(self) -> int: ...
-
-    @abstractmethod
-    def schema(self) -> pa.Schema:
-        """Schema of the rows."""
-
-    @abstractmethod
-    def is_changed(self, since_version: int) -> bool:
-        """Something has changed in a version above ``since_version``."""
-
-    @abstractmethod
-    def seal(self, since_version: int, max_parallelism: int) -> SealedTable:
-        """Freezes the changes after ``since_version``."""
-
-    @abstractmethod
-    def forget(self, version: int) -> None:
-        """The database has been told what was removed up to that version."""
-
-    @abstractmethod
-    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
-        """Adds rows."""
 
     @abstractmethod
     def _missing(self, keys: KeyBatch) -> KeyBatch:

@@ -25,17 +25,14 @@ from penstock.storage.entries.file_names import BACKEND, FORMAT_VERSION
 from penstock.storage.entries.run_states import COLUMN_PREFIX
 from penstock.storage.key_groups import key_group_range
 from taskmanager.kernels.backend import kernels as process_kernels
-from taskmanager.state.backend import (
-    BackendEnvironment,
-    BackendSnapshot,
-    KeySpace,
-)
+from taskmanager.state.backend import BackendEnvironment, BackendSnapshot
 from taskmanager.state.descriptors import StateDescriptor
+from taskmanager.state.pacer_runner import Pacer
+from taskmanager.state.pacing import SnapshotTimes
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.key_filter import KeyFilter
 from taskmanager.state.rocksdb.key_space import StoredKeySpace
 from taskmanager.state.rocksdb.migrated_entries import MigratedEntries
-from taskmanager.state.rocksdb.pacer_runner import Pacer
 from taskmanager.state.rocksdb.partitions import column_schema
 from taskmanager.state.rocksdb.restore_store import open_state
 from taskmanager.state.rocksdb.run_snapshot_store import RunSnapshot
@@ -86,6 +83,8 @@ class RocksDBStateBackend(StoredTables):
         self._cache_bytes = 0
         self._key_space: StoredKeySpace | None = None
         self._pacer = Pacer(environment.clock)
+        self._snapshot_times = SnapshotTimes(environment.clock.now_ms())
+        self._database.pace = lambda: self._pacer.pause(self._queue.frozen_at_ms)
         self._is_closed = False
 
     @property
@@ -98,7 +97,7 @@ class RocksDBStateBackend(StoredTables):
         """The key-groups of this subtask."""
         return self._key_groups
 
-    def key_space(self, key_types: Sequence[pa.DataType]) -> KeySpace:
+    def key_space(self, key_types: Sequence[pa.DataType]) -> StoredKeySpace:
         """The objects of all keys; one per operator."""
         if self._key_space is None:
             self._key_space = StoredKeySpace(
@@ -111,13 +110,6 @@ class RocksDBStateBackend(StoredTables):
         """Namespaces of a state that exist, ascending; restored ones included."""
         state = self._catalog.states.get(name)
         return [] if state is None else sorted(state.partitions)
-
-    def move(self, name: str, namespace: int, to_name: str, to_namespace: int) -> None:
-        """Gives the content of a namespace to one that does not exist yet, without copying."""
-        state = self._catalog.states[name]
-        target = self._catalog.state(to_name, state.kind, state.schema, self._owner)
-        assert to_namespace not in target.partitions, f"{to_name}/{to_namespace} exists already"
-        target.partitions[to_namespace] = state.partitions.pop(namespace)
 
     def drop(self, name: str, namespace: int) -> None:
         """Removes a namespace with all in it; nothing happens where it does not exist."""
@@ -171,6 +163,8 @@ class RocksDBStateBackend(StoredTables):
             segments=segments,
         )
         directory = self._environment.work_directory / f"links-{next(self._link_numbers)}"
+        now_ms = self._environment.clock.now_ms()
+        self._pacer.span_seconds = self._snapshot_times.next_span_seconds(now_ms)
         freeze = self._freeze(directory)
         snapshot: BackendSnapshot = (
             RunSnapshot(checkpoint_id, header, self._queue, freeze, uuid4().hex)
@@ -191,6 +185,8 @@ class RocksDBStateBackend(StoredTables):
         """See ``KeyedStateBackend``."""
         snapshot = self._snapshots.pop(checkpoint_id, None)
         if snapshot is not None:
+            if len(self._queue):
+                self._snapshot_times.cut_short()
             snapshot.discard()
         self._ledger.aborted(checkpoint_id)
 
@@ -199,6 +195,7 @@ class RocksDBStateBackend(StoredTables):
         if self._is_closed:
             return
         self._is_closed = True
+        self._pacer.hurry()
         self._queue.close()
         self._snapshots = {}
         self._database.close()
@@ -252,7 +249,7 @@ class RocksDBStateBackend(StoredTables):
                 parts.append(part)
         if self._key_space is not None:
             parts += self._key_space.freeze()
-        return self._queue.add(parts, link_to)
+        return self._queue.add(parts, link_to, self._environment.clock.now_ms())
 
     def _shrink(self, *, everything: bool = False) -> None:
         """Writes all changes, then shrinks the caches: largest tables first."""

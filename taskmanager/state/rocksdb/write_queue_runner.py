@@ -75,14 +75,20 @@ class Freeze:
         parts: by ascending partition.
         dropped: partitions that were dropped before it.
         link_to: where the files are to be linked; None = it belongs to no snapshot.
+        frozen_at_ms: wall-clock time.
     """
 
     def __init__(
-        self, parts: Sequence[FrozenPart], dropped: list[int], link_to: Path | None
+        self,
+        parts: Sequence[FrozenPart],
+        dropped: list[int],
+        link_to: Path | None,
+        frozen_at_ms: int,
     ) -> None:
         self.parts = parts
         self.dropped = dropped
         self.link_to = link_to
+        self.frozen_at_ms = frozen_at_ms
         self.is_written = False
         self.is_lost = False
 
@@ -112,11 +118,19 @@ class WriteQueue:
     def __len__(self) -> int:
         return len(self._freezes)
 
-    def add(self, parts: Sequence[FrozenPart], link_to: Path | None) -> Freeze:
+    @property
+    def frozen_at_ms(self) -> int:
+        """Wall-clock time of the freeze that is being written; 0 = none is."""
+        freeze = self._in_progress
+        return 0 if freeze is None else freeze.frozen_at_ms
+
+    def add(
+        self, parts: Sequence[FrozenPart], link_to: Path | None, frozen_at_ms: int = 0
+    ) -> Freeze:
         """Adds a freeze behind the others."""
         ordered = sorted(parts, key=lambda part: part.partition)
         with self._lock:
-            freeze = Freeze(ordered, self._dropped, link_to)
+            freeze = Freeze(ordered, self._dropped, link_to, frozen_at_ms)
             self._dropped = []
             self._freezes.append(freeze)
         return freeze

@@ -285,6 +285,13 @@ def test_who_leads_and_who_stands_by_is_told_to_whoever_asks(topology: LocalTopo
     assert {answer["leader"] for answer in answers} == {topology.address(leads, 6123)}
     assert answers[0]["epoch"] == answers[1]["epoch"] > 0
     assert role_of(topology.jobmanagers) == answers[0]
+    for service, port, why in (
+        (leads, 6123, "speaks no HTTP: name the metrics address"),
+        ("prometheus", 9090, "is no daemon of Penstock (HTTP status 404)"),
+    ):
+        other = CliRunner().invoke(main, ["health", topology.address(service, port)])
+        assert other.exit_code == 3
+        assert why in other.output
     silent = CliRunner().invoke(main, ["health", "--jobmanager", "127.0.0.1:1"])
     assert silent.exit_code == 3
 

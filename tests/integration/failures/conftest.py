@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock.client.client import Client
 from tests.support.job_records import JobRecords
-from tests.support.processes import Beacon, DaemonCluster, Site, site
+from tests.support.processes import Beacon, DaemonCluster, Site, is_alive, site
 
 
 @pytest.fixture(scope="session")
@@ -83,3 +83,11 @@ def beacon(tmp_path: Path) -> Iterator[Beacon]:
     made = Beacon(tmp_path / "beacon")
     yield made
     made.close()
+
+
+@pytest.fixture
+def cluster(shared: DaemonCluster) -> DaemonCluster:
+    """The ``shared`` one of a module, two TaskManagers, with what the last test has ended started again."""
+    if len([daemon for daemon in shared.daemons() if is_alive(daemon["pid"])]) < 3:
+        shared.start(taskmanagers=2)
+    return shared

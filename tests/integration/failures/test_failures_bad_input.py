@@ -35,7 +35,6 @@ MALFORMED = {
     "csv-columns": ("csv", "a,b\n1,2\n3\n5,6\n", 3, "3", "Expected 2 columns, got 1"),
     "csv-type": ("csv", "a,b\n1,2\nx,4\n5,6\n", 3, "x,4", 'column "a"'),
 }
-GOOD_ROWS = [{"a": 1, "b": 2}, {"a": 5, "b": 6}]
 
 
 def failure_of(env: ps.Environment) -> ps.JobFailed:
@@ -155,38 +154,6 @@ def test_a_malformed_line_fails_the_job(
     assert error.operator == f"read_{form}"
 
 
-@pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_line_is_skipped_and_counted(
-    environment: MakeEnvironment, tmp_path: Path, case: str
-) -> None:
-    form, content, *_ = MALFORMED[case]
-    path = tmp_path / f"lines.{form}"
-    path.write_text(content)
-    env = environment()
-    rows = read(env, form, path, schema=NUMBERS).on_error("skip").collect()
-    result = env.execute("skip")
-    assert rows.to_pylist() == GOOD_ROWS
-    assert result.metrics["totals"]["bad_records"] == 1
-
-
-@pytest.mark.parametrize("case", MALFORMED)
-def test_a_malformed_line_goes_to_a_side_output(
-    environment: MakeEnvironment, tmp_path: Path, case: str
-) -> None:
-    form, content, line, text, reason = MALFORMED[case]
-    path = tmp_path / f"lines.{form}"
-    path.write_text(content)
-    env = environment()
-    stream = read(env, form, path, schema=NUMBERS).on_error("bad")
-    rows, bad = stream.collect(), stream.side_output("bad").collect()
-    env.execute("side-output")
-    assert rows.to_pylist() == GOOD_ROWS
-    (record,) = bad.to_pylist()
-    assert record["where"] == f"{path}:{line}"
-    assert record["text"] == text
-    assert reason in record["error"]
-
-
 def test_a_column_that_does_not_exist_is_refused_by_name(environment: MakeEnvironment) -> None:
     rows = environment().from_rows([{"price": 1, "bidder": "x"}])
     for build in (
@@ -214,27 +181,15 @@ def test_a_row_function_that_reads_a_column_that_does_not_exist(
     assert error.operator == "map"
 
 
-@pytest.mark.parametrize("on_error", ["fail", "skip", "bad"])
-def test_a_row_that_an_expression_cannot_be_computed_for(
-    environment: MakeEnvironment, on_error: str
-) -> None:
+def test_a_row_that_an_expression_cannot_be_computed_for(environment: MakeEnvironment) -> None:
     env = environment()
     stream = env.from_rows([{"a": "1"}, {"a": "x"}]).select(b=col("a").cast("int64"))
-    stream = stream.name("to-number").on_error(on_error)
-    rows = stream.collect()
-    if on_error == "fail":
-        error = failure_of(env)
-        assert error.cause == "BadRecord"
-        assert error.operator == "to-number"
-        assert error.row == "{'a': 'x'}"
-        assert "cast(a, int64)" in str(error)
-        return
-    bad = stream.side_output("bad").collect() if on_error == "bad" else None
-    result = env.execute("expression")
-    assert rows.to_pylist() == [{"b": 1}]
-    assert result.metrics["totals"]["bad_records"] == 1
-    if bad is not None:
-        assert [row["a"] for row in bad.to_pylist()] == ["x"]
+    stream.name("to-number").discard()
+    error = failure_of(env)
+    assert error.cause == "BadRecord"
+    assert error.operator == "to-number"
+    assert error.row == "{'a': 'x'}"
+    assert "cast(a, int64)" in str(error)
 
 
 def test_an_event_time_that_is_null(environment: MakeEnvironment) -> None:

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.chain import go_through
+from tests.support.examples import RUNS_ALL
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.sampled(3)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
+@pytest.mark.skipif(not RUNS_ALL, reason="it takes long: make test-all runs it")
 def test_a_job_outlives_a_store_that_is_bad(tmp_path: Path) -> None:
     brought = go_through(tmp_path, seed=9, seconds=6, with_successor=False)
     assert brought.kills == 2

@@ -26,7 +26,7 @@ from tests.support.processes import (
     DaemonCluster,
     is_alive,
     logged_at,
-    site,
+    own_cluster,
     tell,
     wait_ended,
 )
@@ -47,26 +47,14 @@ Submit = Callable[[], ps.JobHandle]
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
     """Two TaskManagers with one slot each; nothing may be left of them."""
-    with site(tmp_path_factory.mktemp("detection")) as place:
-        cluster = DaemonCluster(place)
-        cluster.start(
-            taskmanagers=2,
-            slots=1,
-            heartbeat_interval="200ms",
-            heartbeat_timeout=f"{TIMEOUT_S:g}s",
-        )
+    with own_cluster(
+        tmp_path_factory.mktemp("detection"),
+        taskmanagers=2,
+        slots=1,
+        heartbeat_interval="200ms",
+        heartbeat_timeout=f"{TIMEOUT_S:g}s",
+    ) as cluster:
         yield cluster
-        cluster.stop()
-        cluster.assert_nothing_left()
-        place.assert_nothing_left()
-
-
-@pytest.fixture
-def cluster(shared: DaemonCluster) -> DaemonCluster:
-    """The cluster, with what the last test has ended started again."""
-    if len([daemon for daemon in shared.daemons() if is_alive(daemon["pid"])]) < 3:
-        shared.start(taskmanagers=2)
-    return shared
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from penstock.client.client import Client
 from penstock.client.job_result import state_name
 from penstock.errors import Fenced
 from penstock.pb import client_pb2
-from tests.support.processes import DEADLINE_S, Beacon, DaemonCluster, logged_at, site, tell
+from tests.support.processes import DEADLINE_S, Beacon, DaemonCluster, logged_at, own_cluster, tell
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
 
@@ -34,13 +34,10 @@ Call = Callable[[TaskManagerClient], Awaitable[object]]
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[DaemonCluster]:
     """One TaskManager with one slot, quick to notice."""
-    with site(tmp_path) as place:
-        cluster = DaemonCluster(place)
-        cluster.start(slots=1, heartbeat_interval="200ms", heartbeat_timeout="1s")
+    with own_cluster(
+        tmp_path, slots=1, heartbeat_interval="200ms", heartbeat_timeout="1s"
+    ) as cluster:
         yield cluster
-        cluster.stop()
-        cluster.assert_nothing_left()
-        place.assert_nothing_left()
 
 
 def submit(env: ps.Environment, beacon: Beacon) -> ps.JobHandle:

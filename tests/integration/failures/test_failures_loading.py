@@ -31,7 +31,7 @@ from tests.integration.test_load_first import (
     lines,
 )
 from tests.support.jobs import DEADLINE_S, await_details
-from tests.support.processes import DaemonCluster, is_alive, site, wait_ended
+from tests.support.processes import DaemonCluster, own_cluster, wait_ended
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(6)]
 
@@ -39,21 +39,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.sampled(6)]
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
     """Two TaskManagers, quick to notice; nothing may be left of them."""
-    with site(tmp_path_factory.mktemp("loading")) as place:
-        cluster = DaemonCluster(place)
-        cluster.start(taskmanagers=2, slots=2, heartbeat_interval="200ms", heartbeat_timeout="2s")
+    with own_cluster(
+        tmp_path_factory.mktemp("loading"),
+        taskmanagers=2,
+        slots=2,
+        heartbeat_interval="200ms",
+        heartbeat_timeout="2s",
+    ) as cluster:
         yield cluster
-        cluster.stop()
-        cluster.assert_nothing_left()
-        place.assert_nothing_left()
-
-
-@pytest.fixture
-def cluster(shared: DaemonCluster) -> DaemonCluster:
-    """The cluster, with what the last test has ended started again."""
-    if len([daemon for daemon in shared.daemons() if is_alive(daemon["pid"])]) < 3:
-        shared.start(taskmanagers=2)
-    return shared
 
 
 def kill(cluster: DaemonCluster, victim: str, handle: ps.JobHandle) -> None:

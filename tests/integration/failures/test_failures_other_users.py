@@ -54,10 +54,11 @@ CALLS = """
 
 GREETING = """
     import socket, sys
-    from taskmanager.network.frames import PROTOCOL_VERSION, FrameKind, encode_frame
+    from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
+    from taskmanager.network.frames import FrameKind, encode_frame
     from taskmanager.network.messages import Hello, encode_message
     port, job_id, epoch = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    hello = Hello(PROTOCOL_VERSION, job_id, "s", "tcp:127.0.0.1:1", epoch, "")
+    hello = Hello(DAEMON_PROTOCOL_VERSION, job_id, "s", "tcp:127.0.0.1:1", epoch, "")
     with socket.create_connection(("127.0.0.1", port), 5) as peer:
         peer.sendall(encode_frame(FrameKind.HELLO, 0, encode_message(hello)))
         answer = b""

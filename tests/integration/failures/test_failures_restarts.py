@@ -25,9 +25,9 @@ from penstock.client.job_result import state_name
 from penstock.errors import StreamError
 from penstock.pb import client_pb2
 from tests.support.committed_files import Table
-from tests.support.processes import DaemonCluster, is_alive, site, wait_ended
+from tests.support.processes import DaemonCluster, own_cluster, wait_ended
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(9)]
 
 ROWS, RATE, KEYS, WINDOW_MS = 8_000, 2_000, 7, 100
 SCHEMA = pa.schema([("n", pa.int64()), ("key", pa.int64())])
@@ -50,21 +50,14 @@ NO_CHECKPOINTS = {"execution.checkpointing.interval": "none"}
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
     """Two TaskManagers with one slot each, quick to notice; nothing may be left of them."""
-    with site(tmp_path_factory.mktemp("restarts")) as place:
-        cluster = DaemonCluster(place)
-        cluster.start(taskmanagers=2, slots=1, heartbeat_interval="200ms", heartbeat_timeout="1s")
+    with own_cluster(
+        tmp_path_factory.mktemp("restarts"),
+        taskmanagers=2,
+        slots=1,
+        heartbeat_interval="200ms",
+        heartbeat_timeout="1s",
+    ) as cluster:
         yield cluster
-        cluster.stop()
-        cluster.assert_nothing_left()
-        place.assert_nothing_left()
-
-
-@pytest.fixture
-def cluster(shared: DaemonCluster) -> DaemonCluster:
-    """The cluster, with what the last test has ended started again."""
-    if len([daemon for daemon in shared.daemons() if is_alive(daemon["pid"])]) < 3:
-        shared.start(taskmanagers=2)
-    return shared
 
 
 class Number(ps.KeyedProcessFunction):

@@ -186,12 +186,17 @@ def test_a_taskmanager_with_a_wrong_certificate_is_told_so_and_so_is_the_jobmana
     with stranger(guarded, guarded.jobmanager, wrong.settings):
         assert at_jobmanager in said(guarded, "jobmanager", "tls.turned_away", at_jobmanager)
         assert at_taskmanager in said(guarded, "taskmanager", "tls.refused", at_taskmanager)
+        assert "there is no TLS connection to" in said(
+            guarded, "taskmanager", "registration.retried", at_taskmanager
+        )
 
 
 def test_a_taskmanager_without_a_certificate_is_turned_away(guarded: DaemonCluster) -> None:
     plain = {"security.ssl.internal.enabled": "false", "security.ssl.client.enabled": "false"}
     with stranger(guarded, guarded.jobmanager, plain):
         said(guarded, "jobmanager", "tls.turned_away", "it speaks no TLS")
+        reason = said(guarded, "taskmanager", "registration.retried", "speaks TLS")
+        assert "set security.ssl.internal.enabled" in reason
 
 
 def test_a_name_that_the_certificate_is_not_for(
@@ -273,6 +278,7 @@ def test_clients_speak_tls_where_they_must(
     with pytest.raises(Unauthenticated), Client(address, "", tls=ClientTls(files.ca)) as client:
         client.hello()
     said(guarded, "jobmanager", "tls.turned_away", "it speaks no TLS")
+    said(guarded, "jobmanager", "call.refused", "its token is missing or wrong")
     refused = place.penstock("list", "--jobmanager", address)
     assert refused.status == 3
     assert "it speaks TLS only" in refused.stderr

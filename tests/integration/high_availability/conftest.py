@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from penstock.local.local_cluster import LocalCluster
 from tests.support.elected_cluster import SESSION_S
+from tests.support.fault_point_cluster import FaultPoints
 from tests.support.zookeeper import ZookeeperServer, ensemble, quorum
 
 
@@ -49,3 +51,24 @@ def cluster(made: LocalCluster) -> LocalCluster:
     """All of it runs, whatever the test before has killed."""
     made.start(jobmanagers=2, taskmanagers=2, slots=2)
     return made
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("points") / "points"
+
+
+@pytest.fixture(scope="module")
+def points_of_all(made: LocalCluster, place: Path) -> FaultPoints:
+    return FaultPoints(made, place)
+
+
+@pytest.fixture
+def points(points_of_all: FaultPoints) -> Iterator[FaultPoints]:
+    points_of_all.start()
+    yield points_of_all
+    points_of_all.clear()
+    points_of_all.start()
+    with points_of_all.cluster.client() as client:
+        for job in client.jobs():
+            client.cancel(job.job_id)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,10 +30,11 @@ from tests.support.elected_cluster import (
     submitted,
     written,
 )
+from tests.support.fault_point_cluster import beside as begun_beside
 from tests.support.jobs import DEADLINE_S, await_details
-from tests.support.processes import Deadline, wait_ended
+from tests.support.processes import Deadline, wait_ended, wait_in_directory
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
 
 DELAY_MS = 4_000
 
@@ -66,10 +66,11 @@ def history_of(cluster: LocalCluster, job_id: str) -> tuple[Any, Any, Any]:
 def await_noted(cluster: LocalCluster, job_id: str) -> None:
     """Waits until the job's record tells of its failure, for which the job itself does not wait."""
     record = cluster.directory / "shared" / "default" / "jobs" / job_id / "record"
-    deadline = Deadline("a record that tells of the failure", DEADLINE_S)
-    while not decode_record(record.read_bytes(), str(record)).history.exceptions:
-        deadline.left()
-        time.sleep(0.02)
+    wait_in_directory(
+        record.parent,
+        lambda: decode_record(record.read_bytes(), str(record)).history.exceptions,
+        "a record that tells of the failure",
+    )
 
 
 def test_the_rest_of_a_delay_runs_under_the_next_leader_and_counts_once(
@@ -166,22 +167,9 @@ def values(path: Path) -> list[int]:
 
 def beside(work: Callable[[], Any], then: Callable[[], None]) -> Any:
     """What ``work`` returns or raises, while something else happens."""
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
+    result = begun_beside(work)
     then()
-    thread.join(DEADLINE_S)
-    assert found, "it has not ended"
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
+    return result()
 
 
 def has_asked(cluster: LocalCluster, job_id: str, operation_id: str) -> None:

@@ -1,19 +1,18 @@
 """Aim: in whatever phase of a job its leader dies, the next one brings it to its end: nothing is lost, doubled or done twice.
 
 Method: as in ``test_takeovers``; leaders die at fault points (``tests/support/fault_points``): in front of what the machine
-of a job wants done, or behind the answer of a TaskManager.
+of a job wants done, behind the answer of a TaskManager, or on either side of what it stores.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
@@ -28,109 +27,28 @@ from tests.integration.high_availability.test_kept_rows_over_takeovers import (
 from tests.integration.high_availability.test_kept_rows_over_takeovers import (
     submitted as submitted_with_kept_rows,
 )
-from tests.support.elected_cluster import RATE, slots_of, submitted, token_of, written
+from tests.support.elected_cluster import RATE, numbers, slots_of, submitted, token_of, written
 from tests.support.examples import RUNS_ALL
-from tests.support.jobs import DEADLINE_S
-from tests.support.processes import Deadline, wait_ended
+from tests.support.fault_point_cluster import FaultPoints, beside
+from tests.support.jobs import DEADLINE_S, await_details
+from tests.support.processes import Deadline
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(7)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(11)]
 
-FAULT_POINTS = Path(__file__).parents[2] / "support" / "fault_points"
-
-
-class FaultPoints:
-    """A cluster whose leaders die where they are told to."""
-
-    def __init__(self, cluster: LocalCluster, place: Path) -> None:
-        self.cluster = cluster
-        self._place = place
-        place.mkdir()
-
-    def start(self) -> None:
-        """Starts what is not there."""
-        environment = {"PYTHONPATH": str(FAULT_POINTS), "FAULT_POINTS": str(self._place)}
-        self.cluster.start(jobmanagers=2, taskmanagers=2, slots=2, environment=environment)
-
-    def arm(self, point: str) -> None:
-        """The next leader to come there dies."""
-        (self._place / f"{point}.reached").unlink(missing_ok=True)
-        (self._place / point).touch()
-
-    def await_death(self, point: str) -> None:
-        """Waits until one has died there."""
-        deadline, reached = (
-            Deadline(f"a leader at {point}", DEADLINE_S),
-            self._place / f"{point}.reached",
-        )
-        while not reached.exists():
-            deadline.left()
-            time.sleep(0.005)
-        wait_ended(int(reached.read_text()))
-
-    def await_reached(self, point: str) -> None:
-        """Waits until one has died there, and replaces it."""
-        self.await_death(point)
-        self.start()
-
-    def kill_taskmanager(self, taskmanager_id: str) -> None:
-        """It ends without a word."""
-        [victim] = [one for one in self.cluster.daemons() if one.id == taskmanager_id]
-        os.kill(victim.pid, signal.SIGKILL)
-        wait_ended(victim.pid)
-
-    def clear(self) -> None:
-        """Nobody dies any more."""
-        for point in self._place.iterdir():
-            point.unlink()
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("points") / "points"
-
-
-@pytest.fixture(scope="module")
-def points_of_all(made: LocalCluster, place: Path) -> FaultPoints:
-    return FaultPoints(made, place)
-
-
-@pytest.fixture
-def points(points_of_all: FaultPoints) -> Iterator[FaultPoints]:
-    points_of_all.start()
-    yield points_of_all
-    points_of_all.clear()
-    points_of_all.start()
-    with points_of_all.cluster.client() as client:
-        for job in client.jobs():
-            client.cancel(job.job_id)
+ROWS = 4_000
+BATCH = {"execution.runtime-mode": "batch", "execution.checkpointing.interval": "none"}
+SPECULATIVE = BATCH | {
+    "execution.batch.speculative.enabled": True,
+    "slow-task-detector.check-interval": "50ms",
+    "slow-task-detector.execution-time.baseline-lower-bound": "200ms",
+    "slow-task-detector.execution-time.baseline-ratio": 0.5,
+}
+SCHEMA = {"n": "int64"}
 
 
 def restarts_of(cluster: LocalCluster, handle: ps.JobHandle) -> int:
     with cluster.client() as client:
         return int(client.job(handle.job_id).summary.restarts)
-
-
-def beside(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Begins something; what is returned gives what has become of it."""
-    found: list[Any] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except Exception as error:
-            found.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def result() -> Any:
-        thread.join(DEADLINE_S)
-        assert found, "it has not ended"
-        if isinstance(found[0], Exception):
-            raise found[0]
-        return found[0]
-
-    return result
 
 
 def user_of(cluster: LocalCluster, handle: ps.JobHandle) -> str:
@@ -186,13 +104,27 @@ def test_with_a_taskmanager_during_a_restart(points: FaultPoints, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "point", ["CancelTasks", "send_commands", "FreeSlots", "PublishState.CANCELED"]
+    "point",
+    [
+        "before_note_cancellation",
+        "note_cancellation",
+        "CancelTasks",
+        "send_commands",
+        "before_note_end",
+        "note_end",
+        "FreeSlots",
+        "free_slots",
+        "PublishState.CANCELED",
+        "before_note_clean",
+        "note_clean",
+    ],
 )
 def test_during_a_cancellation(points: FaultPoints, tmp_path: Path, point: str) -> None:
-    out = tmp_path / "out"
+    out, checkpoints = tmp_path / "out", points.cluster.directory.parent / "checkpoints"
     with ps.Environment(points.cluster.address, parallelism=2) as env:
         handle = submitted(env, out)
         await_progress(out)
+        assert (checkpoints / handle.job_id).exists()
         points.arm(point)
         cancelled = beside(handle.cancel)
         points.await_reached(point)
@@ -202,10 +134,24 @@ def test_during_a_cancellation(points: FaultPoints, tmp_path: Path, point: str) 
             deadline.left()
         while slots_of(points.cluster, handle.job_id):
             deadline.left()
+        while (checkpoints / handle.job_id).exists():
+            deadline.left()
         written(out)
 
 
-@pytest.mark.parametrize("point", ["RequestSlots", "AllocateSlots", "DeployTasks", "deploy_tasks"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before_save",
+        "save",
+        "reserve_attempts",
+        "RequestSlots",
+        "AllocateSlots",
+        "allocate_slots",
+        "DeployTasks",
+        "deploy_tasks",
+    ],
+)
 def test_during_the_start_of_a_job(points: FaultPoints, tmp_path: Path, point: str) -> None:
     out = tmp_path / "out"
     with ps.Environment(points.cluster.address, parallelism=2) as env:
@@ -236,7 +182,41 @@ def test_during_a_checkpoint_and_the_commit_behind_it(
         written(out)
 
 
-@pytest.mark.parametrize("point", ["NoteCommit", "CommitOutput", "PublishState.FINISHED"])
+@pytest.mark.parametrize("end", ["savepoint", "stop"])
+@pytest.mark.parametrize("point", ["TriggerTasks", "WriteManifest", "NotifyCompleted"])
+def test_during_a_savepoint_and_a_stop(
+    points: FaultPoints, tmp_path: Path, point: str, end: str
+) -> None:
+    """No other checkpoint comes to these points."""
+    out, place = tmp_path / "out", str(tmp_path / "savepoints")
+    config = {"execution.checkpointing.interval": "1h"}
+    with ps.Environment(points.cluster.address, parallelism=2, config=config) as env:
+        handle = submitted(env, out)
+        await_details(handle, lambda metrics, _: metrics["totals"]["records_in"] > RATE // 2)
+        points.arm(point)
+        asked = handle.savepoint if end == "savepoint" else handle.stop
+        done = beside(lambda: asked(place, operation_id="mine"))
+        points.await_reached(point)
+        refusal = ""
+        try:
+            done()
+        except ps.StreamError as error:
+            refusal = str(error)
+        if refusal:  # its manifest had not been written: what was held goes on
+            assert (end, "runs on" in refusal) == ("stop", True)
+            assert not list(Path(place).glob("*/manifest"))
+        if handle.status() != "FINISHED":
+            await_running(handle)
+            handle.stop(place, operation_id="end")
+        handle.wait(DEADLINE_S)
+        assert restarts_of(points.cluster, handle) == 0
+        assert len(list(Path(place).glob("*/manifest"))) in (1, 2)
+        assert written(out) > 0
+
+
+@pytest.mark.parametrize(
+    "point", ["NoteCommit", "CommitOutput", "PublishState.FINISHED", "FreeSlots", "before_note_end"]
+)
 def test_during_the_only_commit_of_a_job_without_checkpoints(
     points: FaultPoints, tmp_path: Path, point: str
 ) -> None:
@@ -344,7 +324,17 @@ def test_during_a_start_at_another_parallelism(
     assert written(out) > before
 
 
-@pytest.mark.parametrize("point", ["CancelTasks", "AllocateSlots", "DeployTasks", "deploy_tasks"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        "before_write_drains",
+        "write_drains",
+        "CancelTasks",
+        "AllocateSlots",
+        "DeployTasks",
+        "deploy_tasks",
+    ],
+)
 def test_during_a_drain(points: FaultPoints, tmp_path: Path, point: str) -> None:
     out = tmp_path / "out"
     with (
@@ -367,3 +357,140 @@ def test_during_a_drain(points: FaultPoints, tmp_path: Path, point: str) -> None
         client.undo_drain(drained)
         handle.stop(str(tmp_path / "savepoints"))
         written(out)
+
+
+def test_with_the_taskmanager_that_takes_over_during_a_drain(
+    points: FaultPoints, tmp_path: Path
+) -> None:
+    """Whether the drain is done in the end, or has failed with a reason, no row is lost or there twice."""
+    out = tmp_path / "out"
+    with (
+        ps.Environment(points.cluster.address, parallelism=2) as env,
+        Client(points.cluster.address, token_of(points.cluster)) as client,
+    ):
+        handle = submitted(env, out)
+        await_progress(out)
+        drained = user_of(points.cluster, handle)
+        points.arm("DeployTasks")
+        drain = beside(lambda: client.drain(drained, "drain-and-kill"))
+        points.await_death("DeployTasks")
+        points.kill_taskmanager("tm-2" if drained == "tm-1" else "tm-1")
+        points.start()
+        refusal = ""
+        try:
+            drain()
+        except ps.StreamError as error:
+            refusal = str(error)
+        shown = {one.taskmanager_id: one for one in client.cluster().taskmanagers}
+        assert shown[drained].drained == (not refusal), refusal
+        await_progress(out)
+        await_running(handle)
+        assert restarts_of(points.cluster, handle) <= 2
+        client.undo_drain(drained)
+        handle.stop(str(tmp_path / "savepoints"))
+        written(out)
+
+
+def held_in_one_process(root: Path) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """The first process that has the row ``n`` = 1 stays there until a file is there."""
+    holder, gate = str(root / "holder"), str(root / "gate")
+
+    def hold(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if 1 in batch["n"].to_pylist():
+            try:
+                os.close(os.open(holder, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return batch
+            while not Path(gate).exists():
+                time.sleep(0.02)
+        return batch
+
+    return hold
+
+
+def check_each_is_there_once(out: Path) -> None:
+    found = pq.read_table(out).to_pylist()
+    assert sorted((row["n"], row["count"]) for row in found) == [(n, 1) for n in range(ROWS)]
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["RequestSpareSlots", "StartRival", "start_rival", "ReportRival.STARTED", "ReportRival.WON"],
+)
+def test_while_a_second_attempt_begins_and_wins(
+    points: FaultPoints, tmp_path: Path, point: str
+) -> None:
+    with ps.Environment(points.cluster.address, parallelism=2, config=SPECULATIVE) as env:
+        rows = env.from_rows([{"n": n} for n in range(ROWS)]).rebalance()
+        held = rows.map_batches(held_in_one_process(tmp_path), schema=SCHEMA).key_by("n")
+        held.aggregate(count=ps.count()).write_parquet(str(tmp_path / "out"))
+        points.arm(point)
+        handle = env.submit("rivals")
+        try:
+            points.await_reached(point)
+            assert handle.wait(DEADLINE_S).status == "FINISHED", "the slow one is not waited for"
+            assert handle.exceptions() == []
+            points.await_nothing_left(handle)
+        finally:
+            (tmp_path / "gate").touch()
+    check_each_is_there_once(tmp_path / "out")
+
+
+@pytest.mark.parametrize("point", ["ReleasePartitions", "release_partitions"])
+def test_while_partitions_are_released(points: FaultPoints, tmp_path: Path, point: str) -> None:
+    with ps.Environment(points.cluster.address, parallelism=2, config=BATCH) as env:
+        once = env.generate(numbers, rows=ROWS).key_by("n").filter(ps.col("n") >= 0)
+        once.key_by("n").aggregate(count=ps.count()).write_parquet(str(tmp_path / "out"))
+        points.arm(point)
+        handle = env.submit("stages")
+        points.await_reached(point)
+        assert handle.wait(DEADLINE_S).status == "FINISHED"
+        assert handle.exceptions() == []
+        points.await_nothing_left(handle)
+    check_each_is_there_once(tmp_path / "out")
+
+
+@pytest.mark.parametrize("point", ["PromotePartitions", "promote_partitions", "before_note_end"])
+def test_while_partitions_are_given_a_name(points: FaultPoints, point: str) -> None:
+    name = f"kept-{point}"
+    with (
+        ps.Environment(points.cluster.address, parallelism=2, config=BATCH) as env,
+        points.cluster.client() as client,
+    ):
+        env.generate(numbers, rows=ROWS).rebalance().map(lambda row: row, schema=SCHEMA).persist(
+            name
+        )
+        points.arm(point)
+        handle = env.submit("persists")
+        points.await_reached(point)
+        assert handle.wait(DEADLINE_S).status == "FINISHED"
+        assert handle.exceptions() == []
+        read = env.read_persisted(name).collect()
+        assert sorted(row.n for row in read) == list(range(ROWS))
+        points.await_nothing_left(handle, persisted=2)
+        client.drop_partitions(name)
+        points.await_nothing_left(handle)
+
+
+@pytest.mark.parametrize("point", ["SweepOutput", "sweep_output", "note_end"])
+def test_while_hidden_output_is_removed(points: FaultPoints, tmp_path: Path, point: str) -> None:
+    """Only of a job that a leader has taken over, or that has failed, may attempts have ended without doing it."""
+    out = tmp_path / "out"
+    with ps.Environment(points.cluster.address, parallelism=2) as env:
+        handle = submitted(env, out)
+        await_progress(out)
+        points.arm("WriteManifest")
+        points.await_reached("WriteManifest")
+        await_progress(out)
+        points.arm(point)
+        cancelled = beside(handle.cancel)
+        points.await_reached(point)
+        cancelled()
+        await_details(handle, lambda _, state: state == "CANCELED")
+        deadline = Deadline("hidden files to go", DEADLINE_S)
+        while left := [path.name for path in out.rglob("[._]*")]:
+            deadline.left()
+            time.sleep(0.05)
+        assert left == []
+        points.await_nothing_left(handle)
+    written(out)

@@ -12,9 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.examples import RUNS_ALL
 from tests.support.many_jobs import assert_jobs_leave_nothing
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not RUNS_ALL, reason="it takes long: make test-all runs it"),
+]
 
 
 def test_thirty_jobs_leave_nothing(tmp_path: Path) -> None:

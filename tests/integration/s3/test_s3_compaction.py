@@ -31,6 +31,7 @@ from tests.support.compactions import (
     stepping,
     write_files,
 )
+from tests.support.examples import RUNS_ALL
 from tests.support.file_sinks import batch, opened, prepare
 from tests.support.radosgw import RadosGateway, s3_options
 
@@ -57,6 +58,7 @@ def visible(bucket: S3Bucket, prefix: str) -> list[str]:
     return [key for key in keys if "/_" not in key]
 
 
+@pytest.mark.skipif(not RUNS_ALL, reason="it takes long: make test-all runs it")
 def test_at_every_moment_of_it_each_row_is_read_once(
     prefix: str, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,7 +89,7 @@ def test_at_every_moment_of_it_each_row_is_read_once(
 def test_killed_at_any_moment_it_is_repeated(
     prefix: str, bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step in range(3, 50, 5):
+    for step in range(3, 50, 8):
         path = f"s3://{BUCKET}/{prefix}-{step}"
         write_files(path, "json", FILES[:2])
         with stepping(monkeypatch, killing_at(step)):

@@ -24,12 +24,13 @@ from typing_extensions import override
 import penstock as ps
 from penstock.client.client import Client
 from tests.integration.s3.conftest import BUCKET
+from tests.support.examples import RUNS_ALL
 from tests.support.ledger import TRANSFER, Ledger, make_transfers
 from tests.support.ledger_job import DEADLINE_S, LedgerJob, check_tables
 from tests.support.processes import DaemonCluster, wait_ended
 from tests.support.radosgw import RadosGateway, s3_options
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.sampled(2)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 FORMATS = ("parquet", "csv", "json")
 FILE_ROWS = 500
@@ -136,6 +137,7 @@ def completed_behind(job: LedgerJob, checkpoint_id: int) -> int:
     return found.id
 
 
+@pytest.mark.skipif(not RUNS_ALL, reason="it takes long: make test-all runs it")
 @pytest.mark.parametrize(("backend", "rounds"), [("hashmap", 1), ("rocksdb", 3)])
 def test_the_ledger_from_files_to_files_on_s3(
     cluster: DaemonCluster,

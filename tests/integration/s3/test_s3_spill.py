@@ -17,6 +17,7 @@ from penstock.client.client import Client
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.s3.s3_store import S3Store
 from tests.integration.s3.conftest import BUCKET, settings_of
+from tests.support.examples import RUNS_ALL
 from tests.support.processes import DaemonCluster, Deadline, site
 from tests.support.radosgw import RadosGateway, s3_options
 from tests.support.s3_proxy import Fault, Request, S3Proxy
@@ -97,6 +98,7 @@ def test_a_lost_taskmanager_and_hiccups_repeat_nothing_of_a_complete_stage(
     staged.check()
 
 
+@pytest.mark.skipif(not RUNS_ALL, reason="it takes long: make test-all runs it")
 def test_what_outlives_its_job_outlives_whoever_made_it(
     spilling: DaemonCluster, arguments: list[str], s3_server: RadosGateway, shared: str
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.storage.open_store import open_store
+from penstock.storage.request_counts import S3_REQUESTS
 from tests.integration.s3.conftest import BUCKET, settings_of
 from tests.support.golden_state import ARCHIVES, told, unpacked
 from tests.support.radosgw import RadosGateway, s3_options
@@ -33,8 +34,12 @@ def test_it_is_what_is_shown_of_the_same_on_disk(
     for file in directory.rglob("*"):
         if file.is_file() and not file.name.endswith(".lock"):
             store.put(str(file.relative_to(directory)), [file.read_bytes()])
-    on_disk = told(str(directory))
+    on_disk, objects = told(str(directory)), len(store.list(""))
+    S3_REQUESTS.take()
     assert told(uri)["states"] == on_disk["states"]
+    requests, _, _ = S3_REQUESTS.take()
+    # One for each to see that it is there, and one for what is in it, however many states that are.
+    assert sum(one.count for one in requests) < 2.3 * objects
     for state in ("pairs", "fresh"):
         rows = [told(path, "states", state)["rows"] for path in (uri, str(directory))]
         assert rows[0] == rows[1] != []

@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import psutil
 import pytest
 
 from penstock.config import Configuration
-from penstock.config.spark_keys import PINNED
 from penstock.local.local_cluster import LocalCluster
 from taskmanager.spark.driver_runner import SparkDriverRunner, SparkPlace
-from taskmanager.spark.session_settings import session_settings
 from tests.support.examples import RUNS_ALL
 from tests.support.processes import Deadline, wait_ended
 
@@ -72,31 +69,3 @@ def spark_drivers(cluster: LocalCluster) -> list[int]:
                     if "taskmanager.spark.driver_process" in process.cmdline():
                         found.append(process.pid)
     return found
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A session in this process, with the settings of one that compiled parts run in."""
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    config = Configuration.from_mapping(
-        SMALL | PINNED | {"spark.master": "local[1]", "spark.sql.shuffle.partitions": "1"}
-    )
-    settings = session_settings(config, "engines", 1, tmp_path_factory.mktemp("session"))
-    builder = SparkSession.builder
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    made = builder.getOrCreate()
-    made.sparkContext.setLogLevel("OFF")
-    try:
-        yield made
-    finally:
-        made.stop()
-        gateway = SparkContext._gateway
-        assert gateway is not None
-        jvm = gateway.proc
-        gateway.shutdown()
-        jvm.stdin.close()
-        jvm.wait(timeout=20)
-        SparkContext._gateway = SparkContext._jvm = None

@@ -1,7 +1,7 @@
 """Aim: a job that is compiled for Spark, whole or in part, writes what the same job writes on our engine.
 
-Method: the same chain is run three times on the cluster of the integration tests: by Penstock, by Spark between source and
-sink, and by Spark in the middle with Python on either side.
+Method: one job on the cluster of the integration tests has the same chain three times: by Penstock, by Spark between source
+and sink, and by Spark in the middle with Python on either side.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime as dt
 import random
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -65,33 +64,27 @@ def hot(stream: ps.Stream) -> ps.Stream:
 def test_a_whole_job_and_a_part_have_the_rows_of_our_engine(
     new_env: NewEnvironment, tmp_path: Path
 ) -> None:
-    source = bids(tmp_path / "bids")
-    written: dict[str, list[dict[str, Any]]] = {}
-    for engine in ("penstock", "spark"):
-        env = new_env(2, SMALL)
-        env.set_runtime_mode("batch")
-        hot(env.read_parquet(str(source))).uid("hot").write_parquet(str(tmp_path / engine))
-        if engine == "spark":
-            graph = env.plan(engine=engine).graph
-            kinds = {
-                one.WhichOneof("spec") for vertex in graph.vertices for one in vertex.operators
-            }
-            assert kinds == {"spark", "sink"}
-        assert env.execute("hot", engine=engine).status == "FINISHED"
-        written[engine] = pq.read_table(tmp_path / engine).to_pylist()
-    assert len(written["penstock"]) > 30
-    assert_same_rows(written["penstock"], written["spark"])
-
+    source = str(bids(tmp_path / "bids"))
     env = new_env(2, SMALL)
     env.set_runtime_mode("batch")
-    shifted = env.read_parquet(str(source)).map_batches(lambda batch: batch).engine("penstock")
+    hot(env.read_parquet(source)).uid("whole").write_parquet(str(tmp_path / "spark"))
+    graph = env.plan(engine="spark").graph
+    kinds = {one.WhichOneof("spec") for vertex in graph.vertices for one in vertex.operators}
+    assert kinds == {"spark", "sink"}
+    ours = hot(env.read_parquet(source)).engine("penstock")
+    ours.uid("ours").write_parquet(str(tmp_path / "penstock"))
+    shifted = env.read_parquet(source).map_batches(lambda batch: batch).engine("penstock")
     part = hot(shifted).engine("spark").uid("part")
     rows = part.map(
         lambda row: {"n": row.bids, "key": row.auction, "start": row.window_start}, schema=RESULT
-    ).collect()
-    env.execute("part")
+    ).engine("penstock")
+    collected = rows.collect()
+    assert env.execute("hot", engine="spark").status == "FINISHED"
+
+    written = pq.read_table(tmp_path / "penstock").to_pylist()
+    assert len(written) > 30
+    assert_same_rows(written, pq.read_table(tmp_path / "spark").to_pylist())
     named = [
-        {"n": row["bids"], "key": row["auction"], "start": row["window_start"]}
-        for row in written["penstock"]
+        {"n": row["bids"], "key": row["auction"], "start": row["window_start"]} for row in written
     ]
-    assert_same_rows(named, rows.to_pylist())
+    assert_same_rows(named, collected.to_pylist())

@@ -19,16 +19,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.config import Configuration
 from penstock.functions.user_code import pickle_function
 from penstock.rows.spark_types import carried_schema
-from taskmanager.spark.driver_runner import SparkDriverRunner
+from taskmanager.spark.driver_runner import SparkDriverRunner, SparkPlace
 from taskmanager.spark.stage_files import OUTPUT, indexed_output
 from taskmanager.spark.stage_messages import RunStage, StageInput
 from taskmanager.spark.stage_table import StageEnd
-from tests.integration.spark.conftest import IN_ALL, START_S, jvm_of, tree_of, wait_all_ended
+from tests.integration.spark.conftest import IN_ALL, SMALL, START_S, jvm_of, tree_of, wait_all_ended
 from tests.support.processes import wait_in_directory
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.sampled(2)]
 
 IDS = pa.schema([("id", pa.int64())])
 
@@ -146,7 +147,14 @@ def test_what_is_returned_is_compared_with_what_was_declared(stages: Stages) -> 
     assert "'id' is integer and should be long" in end.message
     assert end.user_traceback  # it would fail again: no restart helps
     end = stages.run(lambda spark: spark.range(3).selectExpr("id as other"))
-    assert "returned the columns other; schema= says id" in end.message
+    assert "a DataFrame without 'id' and with 'other', other than schema= says" in end.message
+    wide = stages.run(
+        lambda spark: spark.range(3).selectExpr("*", *(f"{n} c{n}" for n in range(30)))
+    )
+    assert "with 'c0', 'c1', 'c10'" in wide.message
+    assert "and 20 more" in wide.message
+    end = stages.run(lambda spark: spark.readStream.format("rate").load().selectExpr("value id"))
+    assert "a streaming DataFrame, which has no end" in end.message
     end = stages.run(lambda spark: spark.range(3).selectExpr("id", "id"))
     assert "has a column twice" in end.message
 
@@ -166,6 +174,18 @@ def test_errors_say_the_cause_first_and_few_lines(stages: Stages) -> None:
     def names_nothing(spark: Any) -> Any:
         return spark.range(2).select("ident")
 
+    def names_no_format(spark: Any) -> Any:
+        return spark.read.format("delta").load("/x")
+
+    def swaps(spark: Any) -> Any:
+        import pyarrow as pa
+
+        def swapped(batches: Any) -> Any:
+            for batch in batches:
+                yield pa.record_batch({"more": batch["id"], "id": batch["id"]})
+
+        return spark.range(2).mapInArrow(swapped, "id long, more long").select("id")
+
     def raises(_: Any) -> Any:
         raise KeyError("mine")
 
@@ -173,6 +193,8 @@ def test_errors_say_the_cause_first_and_few_lines(stages: Stages) -> None:
         (divides, "DIVIDE_BY_ZERO"),
         (has_bad_udf, "ValueError: no luck with"),
         (names_nothing, "`ident` cannot be resolved"),
+        (names_no_format, "Failed to find the data source: delta"),
+        (swaps, "TypeError: mapInArrow: the function returned the columns 'more', 'id'"),
         (raises, "KeyError: 'mine'"),
     ):
         end = stages.run(function)
@@ -214,6 +236,7 @@ def test_a_stage_is_cancelled_in_the_middle_and_others_go_on(
     assert stages.pid() == pid
 
 
+@IN_ALL
 def test_a_timeout_ends_what_spark_cannot_interrupt(stages: Stages) -> None:
     def sleeps(_: Any) -> Any:
         time.sleep(600)
@@ -253,6 +276,27 @@ def test_kill_of_the_jvm_or_the_driver_fails_the_stage_and_leaves_nothing(
         assert ("JVM of Spark has ended" if is_jvm else "was killed by SIGKILL") in end.message
         assert not end.user_traceback  # a restart may help
         wait_all_ended(tree)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        pytest.param("spark.local.dir", "/proc/nowhere", "local dir", marks=IN_ALL),
+        ("spark.driver.extraJavaOptions", "-Xss1k", "stack size specified is too small"),
+    ],
+)
+def test_a_jvm_that_does_not_start_says_why(
+    tmp_path: Path, key: str, value: str, told: str
+) -> None:
+    config = Configuration.from_mapping(SMALL | {key: value})
+    runner = SparkDriverRunner(SparkPlace("job", tmp_path, tmp_path, (), config), os.environ)
+    try:
+        end = Stages(runner).run(lambda spark: spark.range(1))
+    finally:
+        runner.close()
+    assert end.message.startswith("Spark's JVM did not start: ")
+    assert told in end.message
+    assert not end.user_traceback
 
 
 def sleeping(directory: Path) -> Callable[[Any], Any]:

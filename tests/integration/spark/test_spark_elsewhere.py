@@ -10,10 +10,11 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -161,34 +162,63 @@ def test_a_stage_on_executors_elsewhere_outlives_one_of_them(tmp_path: Path) -> 
             wait_all_ended(drivers, 10)
 
 
-def test_what_a_killed_driver_has_left_on_a_server_of_spark_connect_is_ended(
-    tmp_path: Path,
-) -> None:
+def hanging(directory: Path) -> Callable[[Any], Any]:
+    """A source whose task on the server never ends; it says who runs it."""
+
     def hangs(spark: Any) -> Any:
         def in_task(batches: Any) -> Any:
             for batch in batches:
-                part = tmp_path / f"part-{os.getpid()}"  # tasks run side by side
+                part = directory / f"part-{os.getpid()}"  # tasks run side by side
                 part.write_text(str(os.getpid()))
-                part.rename(tmp_path / "worker")
+                part.rename(directory / "worker")
                 threading.Event().wait(600)
                 yield batch
 
         return spark.range(1).mapInArrow(in_task, "id long")
 
+    return hangs
+
+
+def test_what_is_left_on_a_server_of_spark_connect_is_ended_whoever_is_killed(
+    tmp_path: Path,
+) -> None:
+    def start_and_kill(whom: str) -> int:
+        """Kills the driver, its slot or the TaskManager in the middle of a stage; who runs the task."""
+        env = ps.Environment(cluster.address, parallelism=1)
+        env.set_runtime_mode("batch")
+        env.spark(hanging(tmp_path), schema={"id": "int64"}).discard()
+        handle = env.submit(f"without {whom}")
+        wait_in_directory(tmp_path, (tmp_path / "worker").exists, "a task", START_S)
+        [driver] = spark_drivers(cluster)
+        [taskmanager] = [one.pid for one in cluster.daemons() if one.role == "taskmanager"]
+        pids = {"driver": driver, "slot": psutil.Process(driver).ppid()}
+        if whom == "machine":
+            kill_in_order(driver, taskmanager)  # the driver has no moment to say goodbye
+        else:
+            os.kill(pids[whom], signal.SIGKILL)
+        if whom == "machine":
+            cluster.start(taskmanagers=1)
+        with pytest.raises(ps.JobFailed):
+            handle.wait(START_S)
+        worker = tmp_path / "worker"
+        pid = int(worker.read_text())
+        worker.unlink()
+        return pid
+
     with (
         connect_server(tmp_path) as address,
         cluster_of(tmp_path, {"spark.remote": address}) as cluster,
     ):
-        env = ps.Environment(cluster.address, parallelism=1)
-        env.set_runtime_mode("batch")
-        env.spark(hangs, schema={"id": "int64"}).discard()
-        handle = env.submit("hangs")
-        wait_in_directory(tmp_path, (tmp_path / "worker").exists, "a task", START_S)
-        [driver] = spark_drivers(cluster)
-        os.kill(driver, signal.SIGKILL)
-        with pytest.raises(ps.JobFailed, match="was killed by SIGKILL"):
-            handle.wait(START_S)
-        wait_all_ended([int((tmp_path / "worker").read_text())], INTERRUPT_S)
+        for whom in ("driver", "slot", "machine"):
+            wait_all_ended([start_and_kill(whom)], INTERRUPT_S)
+
+
+def kill_in_order(*pids: int) -> None:
+    """Stops all of them before it kills them: none has a moment between."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_stage_runs_over_spark_connect_without_java_of_ours(tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def nothing(frame: Any) -> Any:
     return frame.where("n < 0")
 
 
+@IN_ALL
 def test_a_job_with_many_stages_has_the_rows_that_their_functions_make(
     new_env: NewEnvironment, client: Client
 ) -> None:
@@ -176,8 +177,16 @@ def test_the_command_line_has_spark_put_what_is_persisted_in_order(
     )
 
 
-def test_what_a_stage_fails_with_is_the_users_and_the_job_ends(new_env: NewEnvironment) -> None:
+def test_what_a_stage_fails_with_is_the_users_and_the_job_ends_with_its_processes(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    driver, is_seen = tmp_path / "driver", tmp_path / "seen"
+
     def breaks(frame: Any) -> Any:
+        (tmp_path / "part").write_text(str(os.getpid()))
+        (tmp_path / "part").rename(driver)
+        while not is_seen.exists():
+            time.sleep(0.01)
         return frame.selectExpr("cast(n as tinyint) n")
 
     env = new_env(1, SMALL)
@@ -185,12 +194,19 @@ def test_what_a_stage_fails_with_is_the_users_and_the_job_ends(new_env: NewEnvir
     env.from_rows([{"n": 1}, {"n": 1000}]).spark(breaks, schema={"n": "int8"}).name(
         "narrow"
     ).collect()
+    handle = env.submit("overflow")
+    wait_in_directory(tmp_path, driver.exists, "the stage", START_S)
+    tree = tree_of(int(driver.read_text()))
+    assert len(tree) > 1  # the JVM
+    is_seen.touch()
     with pytest.raises(ps.JobFailed, match="CAST_OVERFLOW") as failed:
-        env.execute("overflow")
+        handle.wait(START_S)
     assert failed.value.operator == "narrow"
     assert "at org.apache.spark" not in str(failed.value)
+    wait_all_ended(tree)
 
 
+@IN_ALL
 def test_a_cancelled_job_leaves_no_process(new_env: NewEnvironment, tmp_path: Path) -> None:
     def sleeps(spark: Any) -> Any:
         driver = os.getpid()

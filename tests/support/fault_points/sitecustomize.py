@@ -2,8 +2,9 @@
 
 Put first on PYTHONPATH, it watches every JobManager that starts with it. A file in the directory that FAULT_POINTS
 names is a point at which the next one to come there dies; the file then ends in ``.reached``, and holds its process id.
-Points are effects of the machine of a job (``DeployTasks``, ``PublishState.RUNNING``, what ``SendCommands`` sends: ``NotifyCompleted``), in front of
-which it dies, and calls to TaskManagers (``deploy_tasks``), behind whose answer it does.
+Points are effects of the machine of a job (``DeployTasks``, ``PublishState.RUNNING``, ``ReportRival.WON``, what ``SendCommands`` sends: ``NotifyCompleted``), in front of
+which it dies, calls to TaskManagers (``deploy_tasks``, ``start_rival``), behind whose answer it does, and what it stores of a job or of drains
+(``note_end``), in front of which it dies at ``before_note_end``, and behind it at ``note_end``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,11 @@ from pathlib import Path
 from typing import Any
 
 _PLACE = os.environ.get("FAULT_POINTS", "")
-_CALLS = ("allocate_slots", "deploy_tasks", "send_commands", "free_slots")
+_CALLS = (
+    *("allocate_slots", "deploy_tasks", "send_commands", "free_slots"),
+    *("sweep_output", "release_partitions", "promote_partitions"),
+)
+_STORED = ("save", "reserve_attempts", "note_cancellation", "note_end", "note_clean")
 
 
 def _die_at(names: list[str]) -> None:
@@ -31,12 +36,16 @@ def _names_of(effect: Any) -> list[str]:
     name = type(effect).__name__
     if name == "SendCommands":
         return [type(command).__name__ for command in effect.commands]
-    return [name, f"{name}.{effect.state.name}"] if name == "PublishState" else [name]
+    detail = getattr(effect, {"PublishState": "state", "ReportRival": "fate"}.get(name, ""), None)
+    return [name] if detail is None else [name, f"{name}.{detail.name}"]
 
 
 def _watch() -> None:
     from jobmanager.job.job_master_runner import JobMasterRunner
+    from jobmanager.job.rival_runner import RivalRunner
     from jobmanager.rpc.taskmanager_client import TaskManagerClient
+    from jobmanager.stores.drains_store import DrainsStore
+    from jobmanager.stores.job_store import JobStore
 
     perform = JobMasterRunner._perform
 
@@ -44,19 +53,34 @@ def _watch() -> None:
         _die_at(_names_of(effect))
         perform(runner, effect)
 
-    def answered(name: str) -> Any:
-        call = getattr(TaskManagerClient, name)
+    def answered(owner: Any, name: str, point: str) -> None:
+        call = getattr(owner, name)
 
         async def answered(*arguments: Any) -> Any:
             answer = await call(*arguments)
-            _die_at([name])
+            _die_at([point])
             return answer
 
-        return answered
+        setattr(owner, name, answered)
+
+    def stored(store: Any, name: str, point: str) -> None:
+        call = getattr(store, name)
+
+        def stored(*arguments: Any) -> Any:
+            _die_at([f"before_{point}"])
+            answer = call(*arguments)
+            _die_at([point])
+            return answer
+
+        setattr(store, name, stored)
 
     JobMasterRunner._perform = performed  # type: ignore[method-assign, assignment]
     for name in _CALLS:
-        setattr(TaskManagerClient, name, answered(name))
+        answered(TaskManagerClient, name, name)
+    answered(RivalRunner, "_start", "start_rival")
+    for name in _STORED:
+        stored(JobStore, name, name)
+    stored(DrainsStore, "write", "write_drains")
 
 
 if _PLACE and "jobmanager" in sys.orig_argv:

@@ -15,7 +15,7 @@ def extend_chains(
     entries: Int64Array,
     used: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.extend_chains``."""
+    """See ``compiled_chains.extend_chains``."""
     for at, group in enumerate(groups[row:].tolist(), row):
         sizes = _block_sizes(int(count[group]) + 1)
         if count[group] == sum(sizes[:-1]):
@@ -37,7 +37,7 @@ def read_chains(
     positions: Int64Array,
     sequence: Int64Array,
 ) -> None:
-    """See ``interface.Kernels.read_chains``."""
+    """See ``compiled_chains.read_chains``."""
     for chain, stop in enumerate(end.tolist()):
         first, last = bounds[chain : chain + 2].tolist()
         sizes = _block_sizes(last - first)

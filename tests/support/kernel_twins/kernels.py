@@ -1,4 +1,4 @@
-"""The numpy implementation of ``interface.Kernels``, the oracle of the compiled one: same results, slower."""
+"""The numpy implementation of ``compiled.Kernels``, the oracle of the compiled one: same results, slower."""
 
 from penstock.storage.key_encoding import NUMPY_KEY_LOOPS
 from tests.support.kernel_twins.chains import extend_chains, read_chains
@@ -10,7 +10,6 @@ from tests.support.kernel_twins.rows import (
     count_rows,
     extreme_floats,
     extreme_integers,
-    extreme_unsigned,
     mark_seen,
     partition,
     put_words,
@@ -49,7 +48,6 @@ __all__ = [
     "extend_chains",
     "extreme_floats",
     "extreme_integers",
-    "extreme_unsigned",
     "find_bytes",
     "find_fixed",
     "find_ranges",

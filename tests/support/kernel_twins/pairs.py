@@ -16,7 +16,7 @@ def add_pairs(
     count: int,
     is_new: BoolArray,
 ) -> int:
-    """See ``interface.Kernels.add_pairs``."""
+    """See ``compiled_pairs.add_pairs``."""
     del slots
     held = set(zip(held_ones[:count].tolist(), held_others[:count].tolist(), strict=True))
     for row, pair in enumerate(zip(ones.tolist(), others.tolist(), strict=True)):
@@ -31,6 +31,6 @@ def add_pairs(
 def place_pairs(
     held_ones: Int64Array, held_others: Int64Array, count: int, slots: Int64Array
 ) -> None:
-    """See ``interface.Kernels.place_pairs``."""
+    """See ``compiled_pairs.place_pairs``."""
     assert len(held_ones) == len(held_others) >= count
     assert np.all(slots == -1)

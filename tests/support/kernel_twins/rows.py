@@ -12,19 +12,19 @@ _SAFE_SUM = 2.0**62
 
 
 def put_words(slots: Int64Array, words: Int64Array, records: Int64Array, column: int) -> None:
-    """See ``interface.Kernels.put_words``."""
+    """See ``compiled_rows.put_words``."""
     records[slots, column : column + len(words)] = words.T
 
 
 def count_rows(slots: Int64Array, valid: BoolArray, records: Int64Array, column: int) -> None:
-    """See ``interface.Kernels.count_rows``."""
+    """See ``compiled_rows.count_rows``."""
     np.add.at(records[:, column], slots[valid] if len(valid) else slots, 1)
 
 
 def add_integers(
     slots: Int64Array, values: Values, valid: BoolArray, records: Int64Array, column: int
 ) -> int:
-    """See ``interface.Kernels.add_integers``."""
+    """See ``compiled_rows.add_integers``."""
     sums = records[:, column]
     rows = np.flatnonzero(valid) if len(valid) else np.arange(len(slots))
     if len(rows) == 0:
@@ -45,7 +45,7 @@ def add_integers(
 def add_floats(
     slots: Int64Array, values: Values, valid: BoolArray, records: Values, column: int
 ) -> None:
-    """See ``interface.Kernels.add_floats``."""
+    """See ``compiled_rows.add_floats``."""
     targets, added = _valid_rows(slots, values, valid)
     with np.errstate(all="ignore"):
         np.add.at(records[:, column], targets, added)
@@ -59,13 +59,10 @@ def extreme_integers(
     column: int,
     largest: bool,
 ) -> None:
-    """See ``interface.Kernels.extreme_integers``."""
+    """See ``compiled_rows.extreme_integers``."""
     targets, candidates = _valid_rows(slots, values, valid)
     extreme = np.maximum if largest else np.minimum
     extreme.at(records[:, column], targets, candidates)
-
-
-extreme_unsigned = extreme_integers
 
 
 def extreme_floats(
@@ -76,7 +73,7 @@ def extreme_floats(
     column: int,
     largest: bool,
 ) -> None:
-    """See ``interface.Kernels.extreme_floats``."""
+    """See ``compiled_rows.extreme_floats``."""
     targets, candidates = _valid_rows(slots, values, valid)
     extreme = np.fmax if largest else np.fmin
     with np.errstate(invalid="ignore"):
@@ -86,25 +83,25 @@ def extreme_floats(
 def mark_seen(
     slots: Int64Array, valid: BoolArray, records: Int64Array, column: int, bit: int
 ) -> None:
-    """See ``interface.Kernels.mark_seen``."""
+    """See ``compiled_rows.mark_seen``."""
     targets = slots[valid] if len(valid) else slots
     mark = np.array(1 << bit, dtype=np.uint64).view(np.int64)
     np.bitwise_or.at(records[:, column], targets, mark)
 
 
 def slice_starts(timestamps: Int64Array, size: int, offset: int, starts: Int64Array) -> None:
-    """See ``interface.Kernels.slice_starts``."""
+    """See ``compiled_rows.slice_starts``."""
     np.subtract(timestamps, np.mod(timestamps - offset, size), out=starts)
 
 
 def value_bounds(values: Int64Array, bounds: Int64Array) -> None:
-    """See ``interface.Kernels.value_bounds``."""
+    """See ``compiled_rows.value_bounds``."""
     bounds[0] = values.min()
     bounds[1] = values.max()
 
 
 def partition(channels: UInt16Array, order: Int64Array, bounds: Int64Array) -> int:
-    """See ``interface.Kernels.partition``."""
+    """See ``compiled_rows.partition``."""
     count = len(bounds) - 1
     wrong = np.flatnonzero(channels >= count)
     if len(wrong):

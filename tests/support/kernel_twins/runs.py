@@ -10,14 +10,16 @@ from penstock.storage.key_types import Int64Array, UInt64Array
 def find_ranges(
     hashes: UInt64Array,
     times: Int64Array,
+    directory: Int64Array,
     wanted: UInt64Array,
     first: Int64Array,
     last: Int64Array,
     starts: Int64Array,
     counts: Int64Array,
 ) -> None:
-    """See ``interface.Kernels.find_ranges``."""
+    """See ``compiled_runs.find_ranges``."""
     low = np.searchsorted(hashes, wanted, side="left")
+    assert (directory[wanted >> np.uint64(65 - len(directory).bit_length())] <= low).all()
     high = np.searchsorted(hashes, wanted, side="right")
     starts[:] = _bisect(low, high, first, times, after=False)
     counts[:] = np.maximum(_bisect(low, high, last, times, after=True) - starts, 0)
@@ -36,7 +38,7 @@ def spread_ranges(
     positions: Int64Array,
     buckets: Int64Array,
 ) -> None:
-    """See ``interface.Kernels.spread_ranges``."""
+    """See ``compiled_runs.spread_ranges``."""
     for row, start, count in zip(rows.tolist(), starts.tolist(), counts.tolist(), strict=True):
         if not first_row <= row < first_row + len(places):
             continue
@@ -59,7 +61,7 @@ def merge_runs(
     all_times: Int64Array,
     all_positions: Int64Array,
 ) -> None:
-    """See ``interface.Kernels.merge_runs``."""
+    """See ``compiled_runs.merge_runs``."""
     all_hashes[:] = np.append(hashes, later_hashes)
     all_times[:] = np.append(times, later_times)
     all_positions[:] = np.append(positions, later_positions)

@@ -18,7 +18,7 @@ def join_sessions(
     fresh: Int64Array,
     found: tuple[Int64Array, ...],
 ) -> int:
-    """See ``interface.Kernels.join_sessions``; never gives up."""
+    """See ``compiled_sessions.join_sessions``; never gives up."""
     head, start, end, key_of, earlier, later, changed_in, started_in = table
     of_row, absorbed, absorbing, dead_keys, dead_starts, counts = found
 

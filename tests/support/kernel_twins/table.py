@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.storage.key_encoding import NUMPY_KEY_LOOPS, bounds_of
 from penstock.storage.key_types import BoolArray, ByteArray, Int64Array, UInt64Array
-from taskmanager.kernels.interface import (
+from taskmanager.kernels.layout import (
     ARENA_HEADER_BYTES,
     EMPTY_WORD,
     HOME_MULTIPLIER,
@@ -37,7 +37,7 @@ def upsert_fixed(
     version: int,
     slots: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.upsert_fixed``."""
+    """See ``compiled_table.upsert_fixed``."""
     capacity = len(records) - 2
     find_fixed(keys, nulls, records, state, slots)
     missing = np.flatnonzero(slots < 0)
@@ -68,7 +68,7 @@ def upsert_fixed(
 def find_fixed(
     keys: Int64Array, nulls: BoolArray, records: Int64Array, state: Int64Array, slots: Int64Array
 ) -> None:
-    """See ``interface.Kernels.find_fixed``."""
+    """See ``compiled_table.find_fixed``."""
     capacity = len(records) - 2
     slots[:] = -1
     words = records[:, 0]
@@ -97,7 +97,7 @@ def remove_fixed(
     free: Int64Array,
     index_column: int,
 ) -> None:
-    """See ``interface.Kernels.remove_fixed``."""
+    """See ``compiled_table.remove_fixed``."""
     capacity = len(records) - 2
     slots = np.empty(len(keys), dtype=np.int64)
     find_fixed(keys, nulls, records, state, slots)
@@ -130,7 +130,7 @@ def upsert_bytes(
     version: int,
     slots: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.upsert_bytes``."""
+    """See ``compiled_table.upsert_bytes``."""
     capacity = len(records) - 2
     find_bytes(data, offsets, hashes, records, state, arena, slots)
     missing = np.flatnonzero(slots < 0)
@@ -177,7 +177,7 @@ def find_bytes(
     arena: ByteArray,
     slots: Int64Array,
 ) -> None:
-    """See ``interface.Kernels.find_bytes``."""
+    """See ``compiled_table.find_bytes``."""
     capacity = len(records) - 2
     slots[:] = -1
     signed = hashes.view(np.int64)
@@ -205,7 +205,7 @@ def remove_bytes(
     arena: ByteArray,
     index_column: int,
 ) -> None:
-    """See ``interface.Kernels.remove_bytes``."""
+    """See ``compiled_table.remove_bytes``."""
     capacity = len(records) - 2
     slots = np.empty(len(hashes), dtype=np.int64)
     find_bytes(data, offsets, hashes, records, state, arena, slots)
@@ -223,7 +223,7 @@ def remove_bytes(
 
 
 def rehash(source: Int64Array, target: Int64Array, state: Int64Array, byte_keys: bool) -> None:
-    """See ``interface.Kernels.rehash``."""
+    """See ``compiled_table.rehash``."""
     capacity = len(target) - 2
     if byte_keys:
         moved = source[:-2][source[:-2, 1] >= 0]
@@ -242,7 +242,7 @@ def distinct_fixed(
     first: Int64Array,
     inverse: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.distinct_fixed``; ``scratch`` is not needed here."""
+    """See ``compiled_words.distinct_fixed``; ``scratch`` is not needed here."""
     null_rows = nulls if len(nulls) else np.zeros(len(keys), dtype=np.bool_)
     firsts, inverse[:] = _groups(keys, null_rows)
     first[: len(firsts)] = firsts
@@ -257,7 +257,7 @@ def distinct_bytes(
     first: Int64Array,
     inverse: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.distinct_bytes``; ``scratch`` is not needed here."""
+    """See ``compiled_words.distinct_bytes``; ``scratch`` is not needed here."""
     ordinals: dict[bytes, int] = {}
     for row in range(len(hashes)):
         key = data[offsets[row] : offsets[row + 1]].tobytes()

@@ -15,7 +15,7 @@ def touch(
     touched: Int64Array,
     before: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.touch``."""
+    """See ``compiled_versions.touch``."""
     others = slots[records[slots, column] != version]
     _, first = np.unique(others, return_index=True)
     others = others[np.sort(first)]
@@ -34,7 +34,7 @@ def touch_displaced(
     touched: Int64Array,
     before: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.touch_displaced``: removal by the twin may move every record."""
+    """See ``compiled_versions.touch_displaced``: removal by the twin may move every record."""
     versions = records[from_slot:, column]
     moved = np.flatnonzero((versions > after) & (versions <= up_to)) + from_slot
     return _touch(moved, records, column, version, touched, before)
@@ -50,7 +50,7 @@ def copy_changed(
     found: Int64Array,
     copies: Int64Array,
 ) -> int:
-    """See ``interface.Kernels.copy_changed``."""
+    """See ``compiled_versions.copy_changed``."""
     versions = records[start:stop, column]
     slots = np.flatnonzero((versions > after) & (versions <= up_to)) + start
     found[: len(slots)] = slots

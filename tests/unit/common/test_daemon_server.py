@@ -21,10 +21,13 @@ from common.daemon_server import DaemonServer
 from common.grpc_options import channel_options
 from common.pb import internal_pb2, internal_pb2_grpc
 from common.tls.daemon_tls_runner import DaemonTls
+from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from penstock.client.client_tls import ClientTls, why_no_channel
 from penstock.client.credentials import token_metadata
 from penstock.config import Configuration
+from penstock.errors import StoreTransient, TaskManagerLost
 from penstock.pb import client_pb2, client_pb2_grpc
+from taskmanager.rpc.jobmanager_client import JobManagerClient
 from tests.support.certificates import certificate_files
 
 TOKEN = "a-token-of-this-test"
@@ -140,6 +143,65 @@ def test_a_daemon_that_no_client_calls_speaks_with_nobody_else(tmp_path: Path) -
                 assert code is grpc.StatusCode.UNAVAILABLE
 
     behind(tmp_path, ca, call)
+
+
+def test_whoever_calls_a_daemon_in_vain_is_told_what_tls_has_to_do_with_it(tmp_path: Path) -> None:
+    ca = trustme.CA()
+    other = Configuration.from_mapping(
+        certificate_files(tmp_path / "other", ca, [trustme.CA()]).settings
+    )
+
+    async def call(_tls: DaemonTls, address: str) -> None:
+        with DaemonTls.running(other) as theirs:
+            assert theirs is not None
+            jobmanager = JobManagerClient([address], "", 10, theirs)
+            with pytest.raises(StoreTransient, match=r"not of a CA in security\.ssl\.internal\.ca"):
+                await jobmanager.register(internal_pb2.RegisterTaskManagerRequest())
+            await jobmanager.close()
+            taskmanager = TaskManagerClient(
+                "tm",
+                address,
+                token="",
+                leader_epoch=1,
+                rpc_timeout_ms=10_000,
+                silence_max_ms=10_000,
+                incarnation="i",
+                tls=theirs,
+            )
+            with pytest.raises(
+                TaskManagerLost, match=r"not of a CA in security\.ssl\.internal\.ca"
+            ):
+                await taskmanager.free_slots("j", ["s"])
+            await taskmanager.close()
+        plain = JobManagerClient([address], TOKEN, 10)
+        with pytest.raises(StoreTransient, match=r"speaks TLS: set security\.ssl\.internal"):
+            await plain.register(internal_pb2.RegisterTaskManagerRequest())
+        await plain.close()
+
+    behind(tmp_path, ca, call, takes_clients=True, clients_need_tls=True)
+
+
+def test_daemons_call_each_other_past_the_proxy_of_their_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        server = DaemonServer(TOKEN, None)
+        server.serve(
+            lambda one: internal_pb2_grpc.add_JobManagerInternalServicer_to_server(
+                ForTaskManagers(), one
+            )
+        )
+        port = server.bind(HOST, 0)
+        await server.start()
+        try:
+            monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+            channel = DaemonChannel(f"{HOST}:{port}", TOKEN, channel_options(), None)
+            await goodbye(channel.channel)
+            await channel.close()
+        finally:
+            await server.stop(None)
+
+    asyncio.run(run())
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:

@@ -469,6 +469,22 @@ def test_files_that_cannot_be_used_leave_those_before_in_force(
     told.until("tls.files_read", "")
 
 
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_daemon_says_at_once_that_nobody_will_believe_its_own_certificate(
+    tmp_path: Path, ca: trustme.CA, other_ca: trustme.CA, told: Told, kind: str
+) -> None:
+    wrong = WRONG[kind]
+    issuer = other_ca if wrong.is_of_other_ca else ca
+    own = certificate_files(tmp_path, issuer, [ca], **wrong.options())
+    files = own.files()
+    line = told.until("tls.own_certificate_refused", wrong.left)
+    assert str(own.cert) in line["reason"]
+    told.lines.clear()
+    own.write(ca, [ca])
+    files.client_context()
+    assert [line["event"] for line in told.lines] == ["tls.files_read"]
+
+
 def spoil(files: CertificateFiles, name: str) -> None:
     match name:
         case "no certificate":
@@ -492,7 +508,10 @@ def spoil(files: CertificateFiles, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "word"),
     [
-        ("no certificate", "security.ssl.internal.cert"),
+        (
+            "no certificate",
+            r"cert\.pem \(security\.ssl\.internal\.cert\) cannot be read: No such file",
+        ),
         ("no key", "security.ssl.internal.key"),
         ("no CA", "security.ssl.internal.ca"),
         ("a CA that is none", "security.ssl.internal.ca"),

@@ -361,6 +361,11 @@ def test_watching_takes_files_once_they_are_still(harness: Any, tmp_path: Path) 
     assert not source.bounded
     assert harness.discover(source) == []
     path = tmp_path / "1.csv"
+    path.touch()
+    os.utime(path, (1, 1))
+    assert (
+        harness.discover(source) == []
+    )  # it is about to be written, however long it has been there
     path.write_text("a\n1\n")
     os.utime(path, (harness.now / 1000, harness.now / 1000))
     assert harness.discover(source) == []

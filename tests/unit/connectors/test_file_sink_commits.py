@@ -227,12 +227,13 @@ def test_committed_files_that_were_taken_away_do_not_stop_a_restore(tmp_path: Pa
 # ---------------------------------------------------------------- rolling by time
 
 
-@pytest.mark.parametrize("damage", ["cut", "longer", "empty"])
+@pytest.mark.parametrize("format_", ["json", "csv", "parquet"])
+@pytest.mark.parametrize("damage", ["cut", "longer", "empty", "altered", "zeros"])
 @pytest.mark.parametrize("is_held", [False, True])
 def test_a_prepared_file_that_is_not_what_was_prepared_is_never_shown(
-    tmp_path: Path, damage: str, is_held: bool
+    tmp_path: Path, damage: str, is_held: bool, format_: str
 ) -> None:
-    writer = opened(file_sink("json", tmp_path))
+    writer = opened(file_sink(format_, tmp_path))
     writer.write(batch())
     named = prepare(writer)
     if is_held:
@@ -241,8 +242,16 @@ def test_a_prepared_file_that_is_not_what_was_prepared_is_never_shown(
         named = writer.described(bare)
     path = Path(json.loads(named[0])["pending"])
     content = path.read_bytes()
-    path.write_bytes({"cut": content[:-1], "longer": content + b"\n", "empty": b""}[damage])
-    second = opened(file_sink("json", tmp_path), attempt=1)
+    middle = len(content) // 2
+    damaged = {
+        "cut": content[:-1],
+        "longer": content + b"\n",
+        "empty": b"",
+        "altered": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+        "zeros": bytes(len(content)),
+    }
+    path.write_bytes(damaged[damage])
+    second = opened(file_sink(format_, tmp_path), attempt=1)
     with pytest.raises(Unrecoverable, match=f"{re.escape(str(path))}: {len(content)} bytes"):
         second.recover(named)
     assert visible(tmp_path) == []

@@ -43,7 +43,9 @@ def test_csv_rows_that_do_not_fit(skipping: Any, tmp_path: Path) -> None:
     assert reasons(skipping)[2] == (
         "column \"a\": CSV conversion error to int64: invalid value 'four'"
     )
-    assert reasons(skipping)[3] == "not valid UTF-8"
+    assert reasons(skipping)[3] == (
+        'not valid UTF-8 (byte 0xff behind "6,"): save the file as UTF-8 (iconv -f LATIN1 -t UTF-8)'
+    )
 
 
 def test_csv_quote_that_is_never_closed_costs_one_line(skipping: Any, tmp_path: Path) -> None:
@@ -68,22 +70,24 @@ def test_json_lines_that_do_not_fit(skipping: Any, tmp_path: Path) -> None:
         b"null",
         b'{"a":9,"a":9}',
         b'{"a":10, "c":{}}',
+        b'{"a":11, "c":-1e400}',
     ]
     assert skipping.rows(opened("json", path, b"\n".join(lines))) == [
         {"a": 1, "b": "x"},
         {"a": 10, "b": None},
     ]
-    bad_lines = [2, 3, 4, 5, 7, 8, 9, 10]
+    bad_lines = [2, 3, 4, 5, 7, 8, 9, 10, 12]
     assert [where for where, _, _ in skipping.bad] == [f"{path}:{line}" for line in bad_lines]
     found = reasons(skipping)
     assert found[0].startswith("malformed JSON: Expecting value")
     assert found[1] == 'column "a": "three" is not int64'
     assert found[2] == "a JSON array in place of an object"
     assert found[3].startswith("malformed JSON: Extra data")
-    assert found[4] == "not valid UTF-8"
+    assert found[4].startswith("not valid UTF-8 (byte 0x")
     assert found[5] == 'column "a": 7.5 is not int64'
     assert found[6] == "a JSON null in place of an object"
     assert found[7] == "malformed JSON: a key is there twice, or more than one value stands here"
+    assert found[8] == "malformed JSON: -1e400 is beyond what a number with fractions holds"
 
 
 def test_json_elements_that_do_not_fit(skipping: Any, tmp_path: Path) -> None:
@@ -238,12 +242,16 @@ def test_earthquakes_are_no_array() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a,a\n1,2\n", 'names the column "a" twice'), ("a,,b\n1,2,3\n", "a column without a name")],
+    [
+        ("a,a\n1,2\n", 'names the column "a" twice'),
+        ("a,,b\n1,2,3\n", "a column without a name"),
+        ("a,b\r1,2\r3,4\r", "its lines end in carriage returns alone"),
+    ],
 )
 def test_csv_headers_that_do_not_name_columns(
     harness: Any, tmp_path: Path, text: str, words: str
 ) -> None:
-    (tmp_path / "f.csv").write_text(text)
+    (tmp_path / "f.csv").write_bytes(text.encode())
     with pytest.raises(JobRejected, match=words):
         file_source("csv", tmp_path / "f.csv")
     with pytest.raises(TaskFailure, match=words):

@@ -113,6 +113,11 @@ def test_types_that_text_cannot_give(tmp_path: Path) -> None:
     rejected(
         "json cannot be read as duration", file_source, "json", tmp_path / "f", schema=duration
     )
+    for inner in (pa.date32(), pa.time64("us"), pa.binary()):
+        schema = pa.schema([("a", pa.list_(pa.struct([("b", inner)])))])
+        rejected(
+            f"JSON cannot be read as {inner}", file_source, "json", tmp_path / "f", schema=schema
+        )
     assert file_source("csv", tmp_path / "f", schema=pa.schema([("a", pa.date32())]))
 
 
@@ -168,6 +173,8 @@ def test_rows_of_dictionaries() -> None:
     ]
     schema = pa.schema([("a", pa.int32()), ("b", pa.list_(pa.int64()))])
     assert rows_to_table([], schema).schema.equals(schema)
+    assert rows_to_table({"a": n} for n in (1, 2)).to_pylist() == [{"a": 1}, {"a": 2}]
+    assert rows_to_table(({"a": n} for n in (1, 2)), schema)["a"].to_pylist() == [1, 2]
     assert rows_to_table([{"b": [1]}], schema).to_pylist() == [{"a": None, "b": [1]}]
     rejected("row 1, column \"a\": 'x' is not int32", rows_to_table, [{"a": 1}, {"a": "x"}], schema)
     rejected(

@@ -30,7 +30,7 @@ from penstock.connectors import (
     print_sink,
 )
 from penstock.connectors.sink import Sink, SinkContext, TwoPhaseSink
-from penstock.errors import InvariantViolation, JobRejected, TaskFailure
+from penstock.errors import InvariantViolation, JobRejected, TaskFailure, Unrecoverable
 from penstock.pb import graph_pb2
 from taskmanager.connectors import file_encoders
 from taskmanager.connectors import file_sink as file_sink_module
@@ -90,6 +90,47 @@ def test_written_files_can_be_read_back_as_a_source(
     if format == "csv":
         found = [{**row, "name": row["name"] or None} for row in found]
     assert found == user(batch()).select(schema.names).to_pylist()
+
+
+_MOMENTS = [-2_208_891_600_000_000, None, 1_709_164_800_000_000]
+_KINDS = [
+    pa.array([b"abc", b"", None, b"\xff\x00"]),
+    pa.array([b"abc", None], pa.large_binary()),
+    pa.array([b"abc", None], pa.binary(3)),
+    pa.array([True, None, False]),
+    pa.array([-128, 127, None], pa.int8()),
+    pa.array([2**64 - 1, 0, 2**63], pa.uint64()),
+    pa.array([1.5, None], pa.float32()),
+    pa.array([0.1, -0.0, None, 1e300]),
+    pa.array(["", "null", "a\nb", None, '"q"', "NaN", " x "]),
+    pa.array([dt.date(1900, 1, 1), None, dt.date(9999, 12, 31)]),
+    pa.array([dt.time(1, 2, 3, 4), None, dt.time(0, 0)], pa.time64("us")),
+    pa.array([dt.time(1, 2, 3), None], pa.time32("s")),
+    *(
+        pa.array(_MOMENTS, pa.timestamp("us")).cast(pa.timestamp(unit))
+        for unit in ("s", "ms", "us", "ns")
+    ),
+    pa.array(_MOMENTS, pa.timestamp("us", "Europe/Berlin")),
+    pa.array([Decimal("1.1"), None], pa.decimal128(38, 10)),
+]
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "json"])
+@pytest.mark.parametrize("values", _KINDS, ids=lambda values: str(values.type))
+def test_values_of_each_type_are_read_back(
+    harness: Any, tmp_path: Path, values: pa.Array, format: str
+) -> None:
+    if format == "csv" and pa.types.is_binary(values.type):
+        values = values[:-1]  # it is text
+    rows = pa.record_batch({"id": pa.array(range(len(values))), "a": values})
+    writer = opened(file_sink(format, tmp_path))
+    writer.write(rows)
+    writer.commit(prepare(writer))
+    found = harness.read_all(*file_source(format, tmp_path, schema=rows.schema)).sort_by("id")
+    expected = rows.column("a")
+    if format == "csv" and str(values.type) in ("string", "binary", "large_binary"):
+        expected = expected.fill_null("" if pa.types.is_string(values.type) else b"")
+    assert found.column("a").combine_chunks().equals(expected)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +235,15 @@ def test_every_row_goes_to_its_directory(keys: list[tuple[int | None, str | None
     assert found == expected
 
 
+def test_many_partition_columns_of_many_values() -> None:
+    from taskmanager.connectors.hive_partitions import split_by_partition
+
+    names = [f"k{number}" for number in range(6)]
+    rows = pa.record_batch({name: range(5_000) for name in names} | {"row": range(5_000)})
+    found = {part["row"][0].as_py(): name for name, part in split_by_partition(rows, names)}
+    assert found == {row: "/".join(f"{name}={row}" for name in names) for row in range(5_000)}
+
+
 def test_files_roll_by_size_and_number(tmp_path: Path, monkeypatch: Any) -> None:
     writer = opened(file_sink("json", tmp_path / "a", roll=2000))
     for start in range(0, 200, 20):
@@ -254,6 +304,15 @@ def test_a_full_disk(tmp_path: Path, format: str) -> None:
     assert everything(tmp_path) == []
 
 
+def test_a_value_too_long_for_a_directory_ends_the_job(tmp_path: Path) -> None:
+    writer = opened(file_sink("parquet", tmp_path, partition_by=["town"]))
+    writer.write(pa.record_batch({"town": ["東" * 40], "n": [1]}))
+    with pytest.raises(Unrecoverable, match=r"too long.*the values of town become names"):
+        prepare(writer)
+    writer.close()
+    assert everything(tmp_path) == []
+
+
 def test_types_that_csv_cannot_hold(tmp_path: Path) -> None:
     writer = opened(file_sink("csv", tmp_path))
     with pytest.raises(TaskFailure, match="the rows cannot be written as csv"):
@@ -263,6 +322,19 @@ def test_types_that_csv_cannot_hold(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------- JSON text
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+@pytest.mark.parametrize("partition_by", [[], ["t"]])
+def test_a_time_that_has_no_text_is_not_written(
+    tmp_path: Path, format: str, partition_by: list[str]
+) -> None:
+    """It was written as "<value out of range: 4503599627370496>"."""
+    times = pa.array([0, None, 2**52], pa.timestamp("ms"))
+    writer = opened(file_sink(format, tmp_path, partition_by=partition_by))
+    with pytest.raises(TaskFailure, match=f"of {2**52} has no text"):
+        writer.write(pa.record_batch({"t": times, "n": [1, 2, 3]}))
+    writer.close()
 
 
 def test_json_of_every_type() -> None:

@@ -17,6 +17,7 @@ from common.clock import SystemClock
 from common.grpc_server import make_server
 from common.pb import internal_pb2, internal_pb2_grpc
 from jobmanager.assembly_runner import RunningJobManager, serving
+from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
 from penstock.config import Configuration
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
 from penstock.rows.schema import schema_to_bytes
@@ -75,6 +76,8 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         response = await self.jobmanager.RegisterTaskManager(
             internal_pb2.RegisterTaskManagerRequest(
                 taskmanager_id=self.id,
+                protocol_version=DAEMON_PROTOCOL_VERSION,
+                version="9.8",
                 rpc_address=f"127.0.0.1:{self.port}",
                 slots=self.slots,
                 python_version="3.11",

@@ -14,7 +14,6 @@ from jobmanager.checkpoint import claimed_head_store
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
-from jobmanager.checkpoint.completed_checkpoint import FileRange, SharedKey
 from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.checkpoint.snapshot_convert import references_of, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
@@ -24,14 +23,14 @@ from penstock.graph.fingerprint import fingerprint
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HEAD_PATH, HeadOutcomeUnknown, HeadStore
 from penstock.storage.local_store import LocalStore
-from penstock.storage.manifest import manifest_path
+from penstock.storage.manifest import SharedIdentity, StoredRange, manifest_path
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectInfo, ObjectStore
 from penstock.storage.snapshot_files import snapshot_file_name
 
 JOB = "ab" * 16
 DEADLINE_S = 30.0
-KEY = SharedKey("agg", 0, "i1", "run-1")
+KEY = SharedIdentity("agg", 0, "i1", "run-1")
 
 
 def graph() -> graph_pb2.JobGraph:
@@ -117,7 +116,7 @@ def test_a_stored_checkpoint_is_what_the_next_attempt_starts_from(tmp_path: Path
     assert found.next_checkpoint_id == 2
     (kept,) = found.retained
     assert kept.references == references_of(snapshot("shared/a"))
-    assert [r.key for r in kept.references] == [KEY, None]
+    assert [r.identity for r in kept.references] == [KEY, None]
     assert kept.manifest_path == stored.manifest_path
     left = {info.path for info in store.list("")}
     assert left == {"HEAD", stored.manifest_path, "shared/a", "chk-1/l", unknown, "taskowned/t"}
@@ -169,7 +168,7 @@ def test_a_part_that_begins_again_sweeps_what_its_dead_attempts_have_uploaded(
 
 
 def test_the_location_that_counts_is_written(tmp_path: Path) -> None:
-    location = FileRange("shared/first", 3, 10, 7)
+    location = StoredRange("shared/first", 3, 10, 7)
     changed = with_replaced(snapshot("shared/second"), {KEY: location})
     assert references_of(changed)[0].location == location
     assert references_of(snapshot("shared/second"))[0].location.path == "shared/second"
@@ -224,6 +223,25 @@ def test_unreadable_manifests_are_skipped_and_then_nothing_is_swept(tmp_path: Pa
     with pytest.raises(Unrecoverable, match="nothing has been deleted"):
         runner(store, 4).starts.prepare()
     assert store.list("shared/orphan")
+
+
+def test_the_next_leader_knows_what_tasks_could_not_restore(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    one = runner(store)
+    one.starts.prepare()
+    files(store)
+    one.store(wanted(1))
+    one.store(wanted(2, retained=(1,)))
+    assert one.starts.prepare(unusable=(2,)).goes_back
+    # What runs now is further than checkpoint 1 and knows nothing of 2: taking it over as if it did would lose splits.
+    later = runner(store, 2)
+    found = later.starts.prepare()
+    assert found.newest is not None
+    assert (found.newest.checkpoint_id, found.goes_back) == (1, True)
+    later.store(wanted(3, retained=(1,)))
+    found = runner(store, 3).starts.prepare()
+    assert found.newest is not None
+    assert (found.newest.checkpoint_id, found.goes_back) == (3, False)
 
 
 def test_a_directory_that_is_not_there_any_more_starts_nothing_anew(tmp_path: Path) -> None:

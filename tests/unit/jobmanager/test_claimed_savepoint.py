@@ -18,12 +18,11 @@ import pytest
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
-from jobmanager.checkpoint.completed_checkpoint import FileRange, FileReference, SharedKey
 from penstock.errors import JobRejected, StoreTransient
 from penstock.pb import checkpoint_pb2
 from penstock.storage.head import HeadStore
 from penstock.storage.local_store import LocalStore
-from penstock.storage.manifest import encode_manifest
+from penstock.storage.manifest import SharedIdentity, StoredRange, StoredReference, encode_manifest
 from penstock.storage.restore_point import claim_savepoint, open_restore_point
 from penstock.storage.savepoint import MANIFEST_PATH
 from tests.unit.jobmanager.test_checkpoint_store import JOB, graph, manifest_of, snapshot, wanted
@@ -130,9 +129,9 @@ def go(
     tried(lambda: found.sweep(()))
     assert found.is_of_another
     [first] = found.retained
-    key = SharedKey("agg", 0, "i1", "run-1")
-    named = FileRange(OWN_STATE, 0, 10, zlib.crc32(b"0123456789"))
-    assert FileReference(key, named) in first.references, "it is counted, and may be built upon"
+    key = SharedIdentity("agg", 0, "i1", "run-1")
+    named = StoredRange(OWN_STATE, 0, 10, zlib.crc32(b"0123456789"))
+    assert StoredReference(key, named) in first.references, "it is counted, and may be built upon"
     assert (place / "own" / OWN_STATE).read_bytes() == b"0123456789"
     assert (place / "own" / OWN_ITEMS).read_bytes() == b"0"
     if is_succeeded and faults.left <= 0:

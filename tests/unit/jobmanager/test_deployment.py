@@ -15,7 +15,7 @@ from jobmanager.graph.deployment import (
 from jobmanager.graph.execution_attempt import AttemptState, SubtaskId
 from jobmanager.graph.execution_graph import ExecutionGraph
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan, plan_problem
-from jobmanager.scheduler.placement import Seat, seat_of, slots_needed
+from jobmanager.scheduler.placement import Seat, seat_of
 from jobmanager.scheduler.split_assigner import Assignment, SplitAssigner
 from penstock.connectors.source import PART_OF, Split
 from tests.support.drawn_plans import drawn
@@ -78,7 +78,6 @@ def test_slot_sharing_puts_subtask_i_of_each_vertex_into_slot_i() -> None:
             VertexPlan("v2", 1, "own"),
         )
     )
-    assert slots_needed(plan) == 4
     seats = {
         SubtaskId("v0", 0): Seat("g", 0),
         SubtaskId("v0", 1): Seat("g", 1),

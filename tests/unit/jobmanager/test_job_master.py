@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.failover.failure_cause import FailureCause, more_telling
 from jobmanager.graph import execution_attempt
 from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, ExecutionAttempt
 from jobmanager.graph.job_plan import EdgePlan, JobPlan, Partitioning, VertexPlan
 from jobmanager.graph.slot import Slot
-from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.job_options import JobOptions
 from jobmanager.messages import job_effects, job_events
@@ -272,7 +272,7 @@ def test_an_illegal_transition_tells_the_story() -> None:
         master.step(c.TimeReached(0))
 
 
-def _no_coordinator(*_: object) -> Coordinator:
+def _no_coordinator(*_: object) -> CheckpointCoordinator:
     raise AssertionError("there is none before the start is prepared")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from common.pb import internal_pb2
 from jobmanager.job.group_starts import GroupStarts
+from jobmanager.stores.job_store import JobStore
 from penstock import errors
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.pb import client_pb2, graph_pb2
@@ -145,6 +147,51 @@ def test_a_failed_attempt_fails_the_job_and_keeps_the_users_traceback(
             assert len(taskmanager.canceled) == 3
 
     run(scenario)
+
+
+@pytest.mark.parametrize("state", ["FINISHED", "CANCELED"])
+def test_nothing_is_given_back_before_the_end_of_the_job_is_stored(
+    cluster_of: Any, make_graph: Any, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Else the next JobManager finds a job that runs, of which there is nothing, and begins it again."""
+    note_end, began, goes_on = JobStore.note_end, threading.Event(), threading.Event()
+
+    def stalled(*arguments: Any) -> None:
+        began.set()
+        assert goes_on.wait(20)
+        note_end(*arguments)
+
+    monkeypatch.setattr(JobStore, "note_end", stalled)
+
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            taskmanager = await cluster.add("tm1")
+
+            def finish(task: Any) -> None:
+                taskmanager.run_to_running(task)
+                if state == "FINISHED":
+                    taskmanager.report(end_of_data(task.attempt))
+
+            def obey(command: Any) -> None:
+                taskmanager.report_state(command.attempt, STATES.ATTEMPT_STATE_FINISHED)
+
+            taskmanager.on_deploy, taskmanager.on_command = finish, obey
+            job_id = await cluster.submit(make_graph())
+            if state == "CANCELED":
+                await cluster.wait_for(job_id, "RUNNING")
+                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=job_id))
+            assert await asyncio.to_thread(began.wait, 10)
+            for _ in range(5):
+                await taskmanager.beat([(slot_id, job_id) for slot_id in taskmanager.allocated])
+            assert taskmanager.freed == []
+            goes_on.set()
+            await cluster.wait_for(job_id, state)
+            await taskmanager.all_freed.wait()
+
+    try:
+        run(scenario)
+    finally:
+        goes_on.set()
 
 
 def test_cancel_ends_a_running_job_and_one_that_waits_for_slots(

@@ -26,7 +26,6 @@ from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.job_plan import JobPlan, VertexPlan
 from jobmanager.graph.slot import Slot
-from jobmanager.job.checkpoint_wiring import Coordinator
 from jobmanager.job.groups import GroupPhase
 from jobmanager.job.job_history import JobHistory
 from jobmanager.job.job_options import JobOptions
@@ -123,7 +122,7 @@ class Story(JobStory):
 
 def _coordinator(
     wanted: CheckpointSettings, retained: tuple[CompletedCheckpoint, ...], next_id: int
-) -> Coordinator:
+) -> CheckpointCoordinator:
     return CheckpointCoordinator(wanted, retained=retained, next_checkpoint_id=next_id)
 
 

@@ -16,10 +16,12 @@ import pytest
 
 from common.pb import internal_pb2, internal_pb2_grpc
 from jobmanager.dispatcher import ended_jobs_runner
+from jobmanager.installed_version import penstock_version
 from jobmanager.liveness.reachability import Reachability
 from jobmanager.rpc.reachability_client import ReachabilityClient
 from penstock import errors
 from penstock.client.grpc_errors import error_from_rpc
+from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
 from penstock.pb import client_pb2
 from tests.support.job_records import JobRecords
 
@@ -44,7 +46,27 @@ async def raised(call: Any) -> errors.StreamError:
 
 def registration(**fields: Any) -> internal_pb2.RegisterTaskManagerRequest:
     usable = {"taskmanager_id": "bad", "rpc_address": "127.0.0.1:1", "slots": 1, "incarnation": "i"}
-    return internal_pb2.RegisterTaskManagerRequest(**usable | {"python_version": "3.11.4"} | fields)
+    usable |= {"python_version": "3.11.4", "protocol_version": DAEMON_PROTOCOL_VERSION}
+    return internal_pb2.RegisterTaskManagerRequest(**usable | fields)
+
+
+def test_a_taskmanager_of_another_protocol_is_refused_with_both_versions(cluster_of: Any) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            internal = internal_pb2_grpc.JobManagerInternalStub(cluster.channel)
+            for spoken, told in ((0, "an earlier protocol"), (99, "protocol 99")):
+                request = registration(protocol_version=spoken, version="9.9")
+                error = await raised(internal.RegisterTaskManager(request))
+                assert isinstance(error, errors.ProtocolMismatch)
+                assert f"TaskManager bad at 127.0.0.1:1 (penstock 9.9) speaks {told}" in str(error)
+                assert f"(penstock {penstock_version()}) speaks {DAEMON_PROTOCOL_VERSION}" in str(
+                    error
+                )
+            await cluster.add("tm1")
+            info = await cluster.client.GetCluster(client_pb2.GetClusterRequest())
+            assert [found.version for found in info.taskmanagers] == ["9.8"]
+
+    run(scenario)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +159,35 @@ def test_too_many_artifact_ids_are_refused_and_many_do_not_hold_up_the_loop(
     run(scenario)
 
 
+async def ended_while_full(
+    cluster: Any, make_graph: Any, monkeypatch: pytest.MonkeyPatch, end: str
+) -> tuple[str, str, asyncio.Event]:
+    """Of two jobs one comes to an end that cannot be stored: the healthy one, the other, and whether the disk is full."""
+    taskmanager = await cluster.add("tm1", slots=4)
+    healthy = await cluster.submit(make_graph())
+    await cluster.wait_for(healthy, "RUNNING")
+    sick = await cluster.submit(make_graph(), "1" * 32)
+    await cluster.wait_for(sick, "RUNNING")
+    store = cluster.jobmanager.dispatcher._store
+    note_end, is_full = store.note_end, asyncio.Event()
+    is_full.set()
+
+    def refuse(job_id: str, *noted: Any) -> None:
+        if job_id == sick and is_full.is_set():
+            raise errors.StoreTransient("no space left on device")
+        note_end(job_id, *noted)
+
+    monkeypatch.setattr(store, "note_end", refuse)
+    if end == "CANCELED":
+        await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=sick))
+    else:
+        cluster.jobmanager.dispatcher.fail(sick, errors.Unrecoverable("on purpose"))
+    for task in taskmanager.deployed:
+        if task.attempt.job_id == sick:
+            taskmanager.report_state(task.attempt, STATES.ATTEMPT_STATE_CANCELED)
+    return healthy, sick, is_full
+
+
 @pytest.mark.parametrize("end", ["CANCELED", "FAILED"])
 def test_a_directory_that_refuses_at_the_end_of_a_job_holds_up_nothing_else(
     cluster_of: Any,
@@ -147,34 +198,14 @@ def test_a_directory_that_refuses_at_the_end_of_a_job_holds_up_nothing_else(
 ) -> None:
     async def scenario() -> None:
         async with cluster_of() as cluster:
-            taskmanager = await cluster.add("tm1", slots=4)
-            healthy = await cluster.submit(make_graph())
-            await cluster.wait_for(healthy, "RUNNING")
-            sick = await cluster.submit(make_graph(), "1" * 32)
-            await cluster.wait_for(sick, "RUNNING")
-            store = cluster.jobmanager.dispatcher._store
-            note_end, is_full = store.note_end, True
-
-            def refuse(job_id: str, *noted: Any) -> None:
-                if job_id == sick and is_full:
-                    raise errors.StoreTransient("no space left on device")
-                note_end(job_id, *noted)
-
-            monkeypatch.setattr(store, "note_end", refuse)
-            if end == "CANCELED":
-                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=sick))
-            else:
-                cluster.jobmanager.dispatcher.fail(sick, errors.Unrecoverable("on purpose"))
-            for task in taskmanager.deployed:
-                if task.attempt.job_id == sick:
-                    taskmanager.report_state(task.attempt, STATES.ATTEMPT_STATE_CANCELED)
+            healthy, sick, is_full = await ended_while_full(cluster, make_graph, monkeypatch, end)
             # Nobody is told of an end that the next JobManager would not know.
             request = client_pb2.GetJobRequest(job_id=sick)
             while "no space" not in (await cluster.client.GetJob(request)).summary.problem:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await cluster.wait_for(healthy, "RUNNING")
             assert not JobRecords(tmp_path).all()[sick].HasField("end")
-            is_full = False
+            is_full.clear()
             details = await cluster.wait_for(sick, end)
             assert not details.summary.problem
             assert JobRecords(tmp_path).all()[sick].end.state == end
@@ -196,33 +227,13 @@ def test_a_job_of_a_jobmanager_that_is_alone_ends_although_its_end_cannot_be_sto
 
     async def scenario() -> None:
         async with cluster_of() as cluster:
-            taskmanager = await cluster.add("tm1", slots=4)
-            healthy = await cluster.submit(make_graph())
-            await cluster.wait_for(healthy, "RUNNING")
-            sick = await cluster.submit(make_graph(), "1" * 32)
-            await cluster.wait_for(sick, "RUNNING")
-            store = cluster.jobmanager.dispatcher._store
-            note_end, is_full = store.note_end, True
-
-            def refuse(job_id: str, *noted: Any) -> None:
-                if job_id == sick and is_full:
-                    raise errors.StoreTransient("no space left on device")
-                note_end(job_id, *noted)
-
-            monkeypatch.setattr(store, "note_end", refuse)
-            if end == "CANCELED":
-                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=sick))
-            else:
-                cluster.jobmanager.dispatcher.fail(sick, errors.Unrecoverable("on purpose"))
-            for task in taskmanager.deployed:
-                if task.attempt.job_id == sick:
-                    taskmanager.report_state(task.attempt, STATES.ATTEMPT_STATE_CANCELED)
+            healthy, sick, is_full = await ended_while_full(cluster, make_graph, monkeypatch, end)
             # Who waits for the job hears of its end, and that the next JobManager would not know it.
             details = await cluster.wait_for(sick, end)
             assert "no space" in details.summary.problem
             await cluster.wait_for(healthy, "RUNNING")
             assert not JobRecords(tmp_path).all()[sick].HasField("end")
-            is_full = False
+            is_full.clear()
             while not JobRecords(tmp_path).all()[sick].end.is_clean:  # noqa: ASYNC110 - a thread writes it
                 await asyncio.sleep(0.01)
             assert JobRecords(tmp_path).all()[sick].end.state == end

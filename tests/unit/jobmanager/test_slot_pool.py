@@ -37,7 +37,7 @@ def test_requests_are_served_in_order_and_a_large_one_is_not_overtaken() -> None
     first = granted(pool.step(s.SlotsRequested("first", 1, 100)))
     assert pool.step(s.SlotsRequested("large", 2, 100)) == []
     assert pool.step(s.SlotsRequested("small", 1, 100)) == []
-    assert pool.waiting == 2
+    assert pool.waiting_jobs == ("large", "small")
     assert granted(pool.step(s.SlotsFreed("first", first)))
     assert pool.step(s.TimePassed(99)) == []
     assert pool.step(s.TimePassed(100)) == [s.RefuseRequest("small", 1, 2, 0, 1)]
@@ -210,5 +210,6 @@ def test_any_interleaving_keeps_the_books(events: list[object]) -> None:
         pool.check()
         for job in "xyz":
             assert sorted(pool.held_by(job), key=str) == sorted(ledger.get(job, []), key=str)
-        assert pool.waiting == len(open_requests)
+        waiting = [(r.job_id, r.group) for job in "xyz" for r in pool.open_requests(job)]
+        assert sorted(waiting) == sorted(open_requests)
         assert pool.next_deadline_ms() == (10 if open_requests else None)

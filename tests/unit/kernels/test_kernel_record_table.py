@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from penstock.storage.key_encoding import KeyBatch, encode_keys
 from taskmanager.kernels import AccumulatorKind as Kind
 from taskmanager.kernels import AccumulatorOverflowError, RecordTable, distinct
-from taskmanager.kernels.interface import EMPTY_WORD, Kernels
+from taskmanager.kernels.compiled import Kernels
+from taskmanager.kernels.layout import EMPTY_WORD
 from tests.support.examples import examples
 from tests.support.kernel_twins.implementations import load
 
@@ -264,7 +265,7 @@ def test_validity_appears_with_the_first_invalid_row(kernels: Kernels) -> None:
     table = RecordTable([pa.string()], [Kind.MAX_INT64, Kind.COUNT], kernels=kernels)
     batch = encode_keys([pa.array(["a", "b"])], kernels)
     table.accumulate(batch, [np.array([1, 2]), None], [np.array([True, True]), None])
-    assert table.validity() == [None, None]
+    assert table.rows().validity == [None, None]
     batch = encode_keys([pa.array(["b", "c"])], kernels)
     table.accumulate(batch, [np.array([9, 9]), None], [np.array([False, False]), None])
     assert as_dict(table) == {("a",): [1, 1], ("b",): [2, 2], ("c",): [None, 1]}

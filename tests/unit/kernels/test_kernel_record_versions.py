@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.storage.key_encoding import encode_keys
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, record_versions
-from taskmanager.kernels.interface import EMPTY_WORD
+from taskmanager.kernels.layout import EMPTY_WORD
 from taskmanager.kernels.record_versions import RecordExport, ReleasedError
 from tests.support.examples import examples
 from tests.support.kernel_twins.implementations import load

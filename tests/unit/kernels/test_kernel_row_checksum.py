@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskmanager.kernels.interface import Kernels
+from taskmanager.kernels.compiled import Kernels
 from taskmanager.kernels.row_checksum import CHECKSUM_MODULUS, rows_checksum
 from tests.support.kernel_twins.implementations import load
 

@@ -15,7 +15,7 @@ from taskmanager.kernels import (
     split_by_slice,
     time_bounds,
 )
-from taskmanager.kernels.interface import Kernels
+from taskmanager.kernels.compiled import Kernels
 from tests.support.kernel_twins.implementations import load
 
 both = pytest.mark.parametrize(

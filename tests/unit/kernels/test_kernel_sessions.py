@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from taskmanager.kernels import encode_keys
-from taskmanager.kernels.interface import Kernels
+from taskmanager.kernels.compiled import Kernels
 from taskmanager.state import session_table
 from taskmanager.state.instances import InstanceTable
 from taskmanager.state.session_table import SessionTable

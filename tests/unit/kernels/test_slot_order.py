@@ -85,7 +85,7 @@ def test_tables_of_a_common_order_take_each_other_in_along_their_slots(
     assert merge_s[True] < 4 * merge_s[False] + 0.1, merge_s
     counts = {
         is_common: dict(
-            zip(table.keys()[0].to_pylist(), table.accumulators()[0].tolist(), strict=True)
+            zip(table.keys()[0].to_pylist(), table.rows().accumulators[0].tolist(), strict=True)
         )
         for is_common, table in tables.items()
     }

@@ -35,6 +35,7 @@ from tests.support.exchange_slots import (
     rows_of,
     run_until,
 )
+from tests.support.fed_frames import fed
 
 A = attempt_id("v0")
 
@@ -259,7 +260,7 @@ def test_a_refusal_reaches_a_peer_of_another_version(slots: Any, directory: Path
 
         def read() -> bool:
             try:
-                frames.extend(decoder.feed(client.recv(1000)))
+                frames.extend(fed(decoder, client.recv(1000)))
             except BlockingIOError:
                 return False
             return bool(frames)

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pytest
 
 from common.clock import SystemClock
+from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
 from penstock.partition_id import PartitionId
 from taskmanager.network import connection_runner
 from taskmanager.network.connection_pool import ConnectionPool
@@ -55,10 +56,11 @@ from tests.support.exchange_slots import (
     rows_of,
     run_until,
 )
+from tests.support.fed_frames import fed
 from tests.support.sealed_partitions import seal_rows
 
 A = attempt_id("v0")
-HELLO = Hello(2, "job", "x", "x|h|/x|:0", 7, "t")
+HELLO = Hello(DAEMON_PROTOCOL_VERSION, "job", "x", "x|h|/x|:0", 7, "t")
 SUBSCRIBE = Subscribe("job", "e0", "v0", 0, 0, 0, 1 << 20, "c", 0, 0)
 
 
@@ -311,7 +313,7 @@ def send_when_let_in(path: str, data: bytes, run: Callable[[], None]) -> None:
         sock.sendall(hello())
         while not select.select([sock], [], [], 0.001)[0]:
             run()
-        assert FrameDecoder().feed(sock.recv(1 << 16))[0].kind is FrameKind.HELLO_OK
+        assert fed(FrameDecoder(), sock.recv(1 << 16))[0].kind is FrameKind.HELLO_OK
         try:
             sock.sendall(data)
             sock.shutdown(socket.SHUT_WR)
@@ -396,7 +398,7 @@ def test_who_is_let_in_at_once_has_greeted_in_time(directory: Path, new_pool: Ne
     pool.listen(path, "", "")
     with connect(path) as sock:
         sock.sendall(hello())
-        assert FrameDecoder().feed(sock.recv(1 << 16))[0].kind is FrameKind.HELLO_OK
+        assert fed(FrameDecoder(), sock.recv(1 << 16))[0].kind is FrameKind.HELLO_OK
         # It is waited for no more, and is read on.
         assert not pool._transport._loop._silent  # type: ignore[attr-defined]
         sock.sendall(subscribe(edge_id="e1"))
@@ -415,7 +417,7 @@ def test_a_consumer_greets_while_its_mailbox_is_busy(directory: Path, new_pool: 
         with peer:
             peer.settimeout(10)
             said = peer.recv(1 << 16)
-            assert FrameDecoder().feed(said)[0].kind is FrameKind.HELLO
+            assert fed(FrameDecoder(), said)[0].kind is FrameKind.HELLO
 
 
 def test_an_answer_may_come_before_the_mailbox_has_heard_of_the_connection(
@@ -529,16 +531,16 @@ def test_without_descriptors_nothing_spins_and_who_waits_is_let_in_later(
             mail = mailbox.wait(10)
             assert mail is not None
             mail()
-        assert FrameDecoder().feed(sock.recv(1 << 16))[0].kind is FrameKind.HELLO_OK
+        assert fed(FrameDecoder(), sock.recv(1 << 16))[0].kind is FrameKind.HELLO_OK
 
 
 def test_a_length_that_is_only_announced_takes_no_memory() -> None:
     decoder = FrameDecoder()
     decoder.open_limits()
     before = pa.total_allocated_bytes()
-    decoder.feed(encode_header(FrameKind.BATCH, 0, BATCH_PAYLOAD_MAX))
+    fed(decoder, encode_header(FrameKind.BATCH, 0, BATCH_PAYLOAD_MAX))
     assert pa.total_allocated_bytes() - before <= 4 << 20
-    decoder.feed(bytes(9 << 20))
+    fed(decoder, bytes(9 << 20))
     assert pa.total_allocated_bytes() - before <= 16 << 20
     decoder.clear()
     assert pa.total_allocated_bytes() == before
@@ -554,7 +556,7 @@ def test_large_payloads_come_whole(size: int) -> None:
     )
     frames = []
     for start in range(0, len(stream), 700_001):
-        frames += decoder.feed(stream[start : start + 700_001])
+        frames += fed(decoder, stream[start : start + 700_001])
     assert [frame.channel for frame in frames] == [3, 4]
     assert bytes(frames[0].payload) == payload
 

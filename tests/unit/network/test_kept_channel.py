@@ -23,7 +23,6 @@ from common.elements import (
     ControlElement,
     EndOfData,
     EndOfPartition,
-    LatencyMarker,
     StreamStatus,
     Watermark,
 )
@@ -218,14 +217,13 @@ def test_control_elements_are_not_told_twice() -> None:
     consumer.take()
     before = list(consumer.controls)
     consumer.replace()
-    marker = LatencyMarker(1, "s", 0)
-    consumer.send(Watermark(2), StreamStatus(active=False), marker, numbers(0, 10), Watermark(7))
+    consumer.send(Watermark(2), StreamStatus(active=False), numbers(0, 10), Watermark(7))
     consumer.send(StreamStatus(active=True))
     consumer.take()
     assert consumer.controls == before
-    consumer.send(marker, Watermark(12), StreamStatus(active=False), numbers(10, 1))
+    consumer.send(Watermark(12), StreamStatus(active=False), numbers(10, 1))
     consumer.take()
-    assert consumer.controls == [*before, marker, Watermark(12), StreamStatus(active=False)]
+    assert consumer.controls == [*before, Watermark(12), StreamStatus(active=False)]
     assert consumer.rows == list(range(11))
 
 

@@ -189,11 +189,12 @@ def test_schemas() -> None:
         pa.schema([("a", pa.int64())]),
     )
     assert processed.names == ["a", EVENT_TIME]
-    partial = partial_schema(SCHEMA, ["user"], aggregates, TUMBLING)
+    layout = aggregate_layout(aggregates, SCHEMA)
+    partial = partial_schema(layout, SCHEMA, ["user"], is_window=True)
     assert partial.names == ["user", "__slice", "__rows", "__acc_0", "__acc_1"]
     assert is_partial(partial)
     assert not is_partial(SCHEMA)
-    running = partial_schema(SCHEMA, ["user"], aggregates)
+    running = partial_schema(layout, SCHEMA, ["user"], is_window=False)
     assert running.names == ["user", "__acc_0", "__acc_1", EVENT_TIME]
 
 

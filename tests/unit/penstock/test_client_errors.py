@@ -134,6 +134,11 @@ ALL_FAILED = "failed to connect to all addresses; last error: "
             "DNS resolution failed for x:1",
             "its host name is not known",
         ),
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "errors resolving x:1: [field:hostname lookup error:address lookup failed for x:1: DNS]",
+            "its host name is not known",
+        ),
         (grpc.StatusCode.UNAVAILABLE, "ping timeout", "the connection was silent for too long"),
         (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded", "no answer within the deadline"),
         (
@@ -301,7 +306,7 @@ def test_the_client_against_a_real_jobmanager(tmp_path: Path) -> None:
             assert states[0] == client_pb2.JOB_STATE_CREATED
             assert states[-1] == client_pb2.JOB_STATE_CANCELED
             assert list(client.fetch_results(job_id, "collect-0")) == []
-            with pytest.raises(errors.StoreNotFound, match="no collect sink 'd'"):
+            with pytest.raises(errors.StoreNotFound, match="has no rows of 'd'"):
                 list(client.fetch_results(job_id, "d"))
             assert list(client.logs(job_id)) == []
         closed = Client(address)

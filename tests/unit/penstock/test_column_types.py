@@ -23,7 +23,7 @@ from penstock import col
 from penstock.connectors.inference import plain_type
 from penstock.errors import JobRejected, StreamError
 
-pytestmark = pytest.mark.sampled(4)
+pytestmark = pytest.mark.sampled(9)
 
 
 def ree(kind: pa.DataType, values: list[Any]) -> pa.Array:
@@ -78,6 +78,10 @@ class Counts(ps.KeyedProcessFunction):
     def process(self, row: Any, ctx: Any, out: Any) -> None:
         self.count.update((self.count.value() or 0) + 1)
         ctx.timers.event_time(5)
+
+    @override
+    def on_timer(self, timestamp: int, ctx: Any, out: Any) -> None:
+        """Timers of such keys fire."""
 
 
 class Rows(ps.WindowFunction):

@@ -278,3 +278,46 @@ def test_who_says_how_to_start_but_not_from_what_starts_nothing(
     env.from_rows([{"a": 1}]).discard()
     with pytest.raises(ps.errors.ConfigurationError, match=r"claim-mode=claim .*from_savepoint="):
         env.submit(claim=True)
+
+
+@pytest.mark.parametrize("said", [["--from-savepoint"], ["-D"]])
+@pytest.mark.parametrize("path", ["kept/one/", "~/kept/one"])
+def test_a_relative_path_to_start_from_is_meant_from_here_however_it_is_said(
+    run: Any, said: list[str], path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("HOME", str(here))
+    (here / "job.py").write_text(
+        "import penstock as ps\nenv = ps.Environment()\n"
+        "env.from_rows([{'a': 1}]).discard()\nenv.submit()\n"
+    )
+    value = path if said == ["--from-savepoint"] else f"execution.state-recovery.path={path}"
+    told = run("plan", *said, value, "job.py")
+    assert told.exit_code == 1
+    assert f"{here}/kept/one is no directory that exists" in told.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["dispose", "--force"], ["savepoints"], ["state"], ["compact"], ["fsck"]]
+)
+@pytest.mark.parametrize("place", ["", " ", "s3://", "s3:/kept", "file:kept", "file:"])
+def test_a_place_that_is_none_is_not_the_directory_one_is_in(
+    run: Any, command: list[str], place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (
+        "manifest",
+        "state/1",
+        "s3:/kept/manifest",
+        "file:/manifest",
+        "file:kept/manifest",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(b"1")
+    before = sorted(tmp_path.rglob("*"))
+    result = run(*command, place)
+    assert result.exit_code == 2, result.output
+    assert ("the path is empty" if not place.strip() else "names no") in result.output
+    assert sorted(tmp_path.rglob("*")) == before

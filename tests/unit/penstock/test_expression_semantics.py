@@ -8,6 +8,7 @@ import operator
 import struct
 from collections.abc import Callable
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import duckdb
@@ -106,6 +107,19 @@ def test_a_coalesce_looks_further_only_where_all_before_are_null() -> None:
     assert values(fn.coalesce(col("a"), 10 // col("b"), 10 // col("c")), rows) == [1, 5, 2]
 
 
+def test_times_of_other_zones_and_units_are_not_taken_for_each_other() -> None:
+    times = {"a": pa.timestamp("us", "Europe/Berlin"), "b": pa.timestamp("s", "UTC")}
+    rows = pa.RecordBatch.from_pydict(
+        {"a": pa.nulls(1, times["a"]), "b": pa.array([7], times["b"]), "n": [1]}
+    )
+    chosen = fn.choose(col("n"), col("a"), col("b"))
+    for mixed in (fn.coalesce(col("a"), col("b")), col("b").fill_null(col("a")), chosen):
+        with pytest.raises(ps.ExpressionError, match="are no times of one zone; cast one first"):
+            mixed.compile(rows.schema)
+    same = col("a").fill_null(col("b").cast("timestamp[us, tz=Europe/Berlin]"))
+    assert values(same.cast("int64"), rows) == [7_000_000]
+
+
 def test_a_part_that_fails_where_it_is_needed_names_the_row() -> None:
     compiled = fn.if_else(col("a") > 6, QUOTIENT, None).compile(ROWS.schema)
     with pytest.raises(BadRow, match="divide by zero") as failure:
@@ -135,6 +149,74 @@ def test_values_that_the_column_cannot_hold_are_in_no_row() -> None:
     rows = pa.RecordBatch.from_pydict({"i": [1, 2**53 + 1, None], "f": [1.5, 2.0**53, None]})
     assert values(col("i").isin([1.0, 0.5, 1e300]), rows) == [True, False, None]
     assert values(col("f").isin([2**53 + 1, 2**53]), rows) == [False, True, None]
+
+
+def test_decimals_are_found_in_lists_by_their_value() -> None:
+    """Values with more digits than the column ended the job at rows that have many in front of the point."""
+    rows = pa.RecordBatch.from_arrays(
+        [
+            pa.array([Decimal("1.23"), Decimal("99999999.99"), None], pa.decimal128(10, 2)),
+            pa.array([1, 2**62, None], pa.int64()),
+            pa.array([1.5, 2.0, None]),
+        ],
+        names=["d", "i", "f"],
+    )
+    sought = [Decimal("1.2300"), Decimal("1.234")]
+    assert values(col("d").isin(sought), rows) == [True, False, None]
+    assert values(col("d").isin([*sought, None]), rows) == [True, False, True]
+    assert values(col("d").isin([1, 10**15]), rows) == [False, False, None]
+    assert values(col("d").isin([1.23]), rows) == [True, False, None]
+    assert values(col("i").isin([Decimal("1.0"), Decimal("1.5")]), rows) == [True, False, None]
+    assert values(col("f").isin([Decimal("1.50"), Decimal(2)]), rows) == [True, True, None]
+
+
+@pytest.mark.parametrize(
+    ("digits", "divisor"), [((5, 0), (5, 3)), ((4, 1), (9, 7)), ((9, 4), (3, 1)), ((20, 0), (3, 3))]
+)
+def test_division_of_decimals_rounds_down(
+    digits: tuple[int, int], divisor: tuple[int, int]
+) -> None:
+    """A quotient is cut at so many digits that -1.00001 was taken for -1, and the remainder had the wrong sign."""
+    kinds = pa.decimal128(*digits), pa.decimal128(*divisor)
+    unit = Decimal(10) ** -divisor[1]
+    below = Decimal(10) ** min(divisor[0] - divisor[1], digits[0] - digits[1] - 1) - unit
+    pairs = [
+        (Decimal(a), b) for a in (-10, 10, -7, 7, 0) for b in (below, -below, unit, -unit) if b
+    ]
+    pairs += [(Decimal(10) ** (divisor[0] - divisor[1]) * sign, below) for sign in (1, -1) if below]
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array(side, kind) for side, kind in zip(zip(*pairs, strict=True), kinds, strict=True)],
+        names=["a", "b"],
+    )
+    expected = [math.floor(Fraction(a) / Fraction(b)) for a, b in pairs]
+    assert values(col("a") // col("b"), rows) == expected
+    rests = [a - whole * b for whole, (a, b) in zip(expected, pairs, strict=True)]
+    assert values(col("a") % col("b"), rows) == rests
+    whole_numbers = pa.RecordBatch.from_arrays(
+        [pa.array([-100, 100]), pa.array([Decimal("99.999")] * 2)], ["a", "b"]
+    )
+    assert values(col("a") // col("b"), whole_numbers) == [-2, 1]
+
+
+@pytest.mark.parametrize(
+    "wraps",
+    [
+        fn.add(col("x"), 1),
+        fn.subtract(-col("x"), 2),
+        fn.multiply(col("x"), 2),
+        fn.power(col("x"), 2),
+        fn.negate(-1 - col("x")),
+        fn.divide(-1 - col("x"), -1),
+        fn.shift_left(col("x"), 64),
+        fn.shift_right(col("x"), -1),
+        col("x").add(col("x")),
+    ],
+    ids=str,
+)
+def test_integers_do_not_wrap_under_the_names_of_arrows_functions(wraps: ps.Expr) -> None:
+    rows = pa.RecordBatch.from_pydict({"x": [2**63 - 1]})
+    with pytest.raises(BadRow, match=r"overflow|shift amount"):
+        values(wraps, rows)
 
 
 def test_zeros_are_equal_in_lists_and_every_nan_is_one() -> None:
@@ -310,6 +392,27 @@ def test_a_choice_between_integers_and_floats_is_a_float() -> None:
         fn.coalesce(col("x"), col("f")),
     ):
         assert values(choice, BIG)[:2] == [2.0**62, 2.0**62]
+
+
+@pytest.mark.parametrize("compute", [operator.add, operator.mul, operator.floordiv, operator.mod])
+def test_a_null_beside_a_large_unsigned_number_is_null(
+    compute: Callable[[ps.Expr, ps.Expr], ps.Expr],
+) -> None:
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([2**63, 6, None], pa.uint64()), pa.array([None, 3, 3], pa.int64())], ["u", "i"]
+    )
+    assert values(compute(col("u"), col("i")), rows) == [None, compute(6, 3), None]
+    assert values(compute(col("i"), col("u")), rows) == [None, compute(3, 6), None]
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("s"), pa.timestamp("ms", "UTC"), pa.date32()])
+def test_a_time_that_has_no_text_is_an_error(kind: pa.DataType) -> None:
+    """It came out as the text "<value out of range: 4503599627370496>", with a zone as that of the year 13611."""
+    beyond, number = (10**8, pa.int32()) if pa.types.is_date32(kind) else (2**52, pa.int64())
+    rows = pa.RecordBatch.from_arrays([pa.array([0, None, beyond], number).cast(kind)], ["t"])
+    assert values(col("t").cast("string"), rows.slice(0, 2))[0].startswith("1970-01-01")
+    with pytest.raises(BadRow, match=f"of {beyond} has no text"):
+        values(col("t").cast("string"), rows)
 
 
 @pytest.mark.parametrize(

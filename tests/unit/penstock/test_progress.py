@@ -28,24 +28,55 @@ def line(details: client_pb2.JobDetails) -> str:
     return rest
 
 
+def with_rows(count: int, job_id: str = "0123", restarts: int = 3) -> client_pb2.JobDetails:
+    details = details_of(client_pb2.JOB_STATE_RUNNING)
+    details.summary.job_id, details.summary.restarts = job_id, restarts
+    details.vertices.add(is_source=True).subtasks.add().metrics.records_in = count
+    return details
+
+
+def shown(written: io.StringIO) -> list[tuple[int, int]]:
+    """Rows and thousands of rows per second of each line."""
+    found = [
+        line.split(": RUNNING  ")[1] for line in written.getvalue().splitlines() if "RUN" in line
+    ]
+    parts = [line.replace(",", "").split("  ") for line in found]
+    return [(int(one[0].split()[0]), round(int(one[1].split()[0]), -3) // 1000) for one in parts]
+
+
 def test_only_what_was_read_meanwhile_has_a_rate() -> None:
-    """Not what was there at first, nor what another JobManager is told of again."""
-
-    def with_rows(count: int) -> client_pb2.JobDetails:
-        details = details_of(client_pb2.JOB_STATE_RUNNING)
-        subtask = details.vertices.add(is_source=True).subtasks.add()
-        subtask.metrics.records_in = count
-        return details
-
+    """Not what was there at first; what another JobManager has not heard of yet has been read all the same."""
     written = io.StringIO()
     with ProgressDisplay(written) as display:
-        for count in (50_000, 51_000, 0, 0, 53_000, 54_000):
+        for count in (50_000, 51_000, 0, 20_000, 54_000, 55_000):
             display._last_at_s -= 1.0
             display._last_line_at_s = 0.0
             display(with_rows(count))
-    _, *lines = written.getvalue().splitlines()
-    rates = [line.split(" rows read  ")[1].split(" rows/s")[0] for line in lines]
-    assert [round(int(rate.replace(",", "")), -3) for rate in rates] == [0, 1000, 0, 0, 0, 1000]
+    assert [rows for rows, _ in shown(written)] == [50_000, 51_000, 51_000, 51_000, 54_000, 55_000]
+    assert [rate for _, rate in shown(written)] == [0, 1, 1, 1, 1, 1]
+
+
+def test_rows_that_are_read_again_are_shown_as_they_are() -> None:
+    """Behind a restart at once, and else when whoever leads must have heard of all."""
+    written = io.StringIO()
+    with ProgressDisplay(written) as display:
+        for count, restarts, later_s in ((50_000, 3, 0), (10, 4, 0), (5, 4, 0), (7, 4, 6)):
+            display._known_at_s -= later_s
+            display._last_line_at_s = 0.0
+            display(with_rows(count, restarts=restarts))
+    assert [rows for rows, _ in shown(written)] == [50_000, 10, 10, 7]
+
+
+def test_each_job_of_a_script_is_shown_from_its_id_to_its_end() -> None:
+    written = io.StringIO()
+    with ProgressDisplay(written) as display:
+        for job_id in ("0123", "4567"):
+            done = details_of(client_pb2.JOB_STATE_FINISHED)
+            done.summary.job_id = job_id
+            display(done)
+    lines = written.getvalue().splitlines()
+    assert [line for line in lines if "job " in line] == ["hot: job 0123", "hot: job 4567"]
+    assert len([line for line in lines if "FINISHED" in line]) == 2
 
 
 def details_of(state: client_pb2.JobState.ValueType, **fields: object) -> client_pb2.JobDetails:

@@ -147,6 +147,7 @@ KINDS = {
 TWO = (Broadcast, Co)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_come_out_however_they_are_given(kind: Any, way: str) -> None:
@@ -165,6 +166,7 @@ def _push_and_end(h: pt.Harness) -> None:
     h.end()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", WRONG)
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_else_is_returned_fails_with_the_word(kind: Any, case: str) -> None:

@@ -335,7 +335,7 @@ READS: list[tuple[Any, set[str] | None]] = [
     (lambda r: {"x": r.a + r.b * r.a}, {"a", "b"}),
     (lambda r: f"{r.a}-{r.b:>5}", {"a", "b"}),
     (lambda r: 1, set()),
-    (lambda r: r.nothing, set()),
+    (lambda r: r.nothing, None),  # the error names all columns then
     (lambda r, n=3: r.a + n, {"a"}),
     (lambda r: r.a if r.b else r.c, {"a", "b", "c"}),
     (lambda r: [r.a for _ in range(3)], None),

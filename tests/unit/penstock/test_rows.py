@@ -23,7 +23,7 @@ from penstock.functions.functions import (
     open_function,
 )
 from penstock.rows.column_values import ValueMismatch, decode, encode
-from penstock.rows.rows import RowBuilder, RowMismatch, event_time_of, row_maker, rows_of, schema_of
+from penstock.rows.rows import RowBuilder, RowMismatch, row_maker, rows_of, schema_of
 from penstock.rows.schema import EVENT_TIME, optional
 from tests.support.examples import examples
 
@@ -61,7 +61,6 @@ def test_a_row_reads_its_columns() -> None:
     assert EVENT_TIME not in row
     assert len(row) == 4
     assert repr(row) == "Row(x=2, name=None, keys=2.5, two words=False)"
-    assert event_time_of(row) == 20
     assert schema_of(row).names == list(row)
 
 
@@ -80,11 +79,9 @@ def test_rows_cannot_be_changed_and_can_be_kept() -> None:
     assert len({*rows, *rows_of(BATCH)}) == 3
     again = pickle.loads(pickle.dumps(rows[2]))
     assert again == rows[2]
-    assert event_time_of(again) == 30
     made = row_maker(["a", "b"])([1, "z"])
     assert made.as_dict() == {"a": 1, "b": "z"}
     assert pickle.loads(pickle.dumps(made)) == made
-    assert event_time_of(made) is None
 
 
 def test_rows_are_a_sequence() -> None:

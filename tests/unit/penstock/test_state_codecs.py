@@ -7,6 +7,7 @@ is refused with the reason.
 from __future__ import annotations
 
 import datetime as dt
+import enum
 import pickle
 from collections import OrderedDict
 from decimal import Decimal
@@ -191,6 +192,13 @@ def test_times_keep_zone_and_fold(value: Any) -> None:
     assert repr(codec.to_value(codec.to_stored([value]))) == repr([value])
 
 
+def endless() -> list[Any]:
+    """A list within itself."""
+    value: list[Any] = [1]
+    value.append((value,))
+    return value
+
+
 class Unnamed(dt.tzinfo):
     def utcoffset(self, moment: dt.datetime | None) -> dt.timedelta | None:
         return dt.timedelta(hours=1 if moment.month < 6 else 2) if moment else None
@@ -235,6 +243,84 @@ def test_tuples_and_lists_come_back_as_what_they_were(value: Any) -> None:
 def test_lists_of_tuples_that_are_stored_one_by_one_are_read() -> None:
     tuples = [msgpack.ExtType(1, msgpack.packb([number, "x"])) for number in range(3)]
     assert codec_of("msgpack/1").to_value(msgpack.packb(tuples)) == [(0, "x"), (1, "x"), (2, "x")]
+
+
+@pytest.mark.parametrize(
+    ("value", "before"),
+    [
+        ({"a": (1, "x")}, {"a": msgpack.ExtType(1, msgpack.packb([1, "x"]))}),
+        ([(1,), (2,)], msgpack.ExtType(10, msgpack.packb([[1], [2]]))),
+        ([1 << 70, b"x", {}], [msgpack.ExtType(9, msgpack.packb(str(1 << 70))), b"x", {}]),
+        ({}, {}),
+    ],
+)
+def test_containers_that_are_stored_as_msgpack_are_read(value: Any, before: Any) -> None:
+    assert codec_of("msgpack/1").to_value(msgpack.packb(before)) == value
+
+
+def test_equal_values_have_equal_bytes_whichever_parts_are_one_object() -> None:
+    to_stored = codec_of("msgpack/1").to_stored
+    part = (str(b"ab", "ascii"), 1.5)
+    assert to_stored({"x": [part, part], "ab": part}) == to_stored(
+        {"x": [("ab", 1.5), ("ab", 1.5)], "ab": ("ab", 1.5)}
+    )
+    assert to_stored([np.int64(3), (np.str_("ab"),)]) == to_stored([3, ("ab",)])
+    assert to_stored({np.str_("n"): np.int64(3)}) == to_stored({"n": 3})
+
+
+@pytest.mark.parametrize(
+    "value", [{}, {"count": 5, "sum": 12.5}, {1: b"x", 2.5: None, "big": 1 << 70}]
+)
+def test_small_records_are_msgpack(value: Any) -> None:
+    codec = codec_of("msgpack/1")
+    stored = codec.to_stored(value)
+    assert codec.to_value(stored) == value
+    assert list(msgpack.unpackb(stored, strict_map_key=False)) == list(value)
+    with pytest.raises(ValueError, match="no plain Python value"):
+        codec.to_stored({**value, "a": bytearray(b"x")})
+
+
+def test_numbers_whose_bytes_look_like_half_a_character_are_stored_as_others() -> None:
+    codec = codec_of("msgpack/1")
+    value = [int.from_bytes(b"\xed\xa0\x80\x01", "little"), (1, "\ud7ff")]
+    stored = codec.to_stored(value)
+    assert stored[:2] == codec.to_stored([(1,)])[:2]
+    assert codec.to_value(stored) == value
+
+
+def test_long_texts_within_containers() -> None:
+    codec = codec_of("msgpack/1")
+    for value in ({"a": ("x" * 200_000, 1), "b": b"y" * 70_000}, [(1, "z")] * 30_000, ({},)):
+        assert codec.to_value(codec.to_stored(value)) == value
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[:-4],
+        lambda data: data + b"x",
+        lambda data: data[:3] + b"\xff" + data[4:],
+        lambda _: b"\x80\x03cos\nsystem\n(X\x04\0\0\0truetR.",
+        lambda _: b"\x80\x03\x82\x01.",
+        lambda _: b"\x80\x03Pid\n.",
+        lambda _: b"",
+    ],
+)
+def test_damaged_containers_are_damage_and_nothing_runs(damage: Any) -> None:
+    codec = codec_of("msgpack/1")
+    stored = codec.to_stored({"a": (1, "x"), "b": [2.5]})
+    with pytest.raises(StoreCorrupt):
+        codec.to_value(damage(stored))
+    assert codec.to_value(stored) == {"a": (1, "x"), "b": [2.5]}
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Text(str):
+    __slots__ = ()
 
 
 class Point:
@@ -327,6 +413,11 @@ def test_what_does_not_fit(type_: pa.DataType, value: Any, reason: str) -> None:
         (1, {"a": [memoryview(b"x")]}),
         [(1,), (2, object())],
         {memoryview(b"x"): 1},
+        {"a": [("\ud800",)]},
+        [1.5, (Colour.RED,)],
+        {"a": [Text("x")]},
+        ({1: Ellipsis}, int),
+        endless(),
         np.datetime64("2020-01-01"),
         np.datetime64(1, "ns"),
         np.timedelta64(1, "ns"),

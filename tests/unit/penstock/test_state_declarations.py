@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+import penstock.testing as pt
 from penstock.processing.process_functions import PROCESS_KINDS, process_kind
 from penstock.state.declarations import declared_states
 
@@ -213,3 +214,44 @@ def test_type_and_function_may_come_in_either_order(is_swapped: bool) -> None:
     aggregating = ps.AggregatingState("a", *order(ps.sum("x"), pa.float64()))
     assert reducing.codec.name == "arrow.int64/1"
     assert aggregating.codec.name == "arrow.float64/1"
+
+
+class Forgets(ps.KeyedProcessFunction):
+    """Takes a state for its value, as a row says."""
+
+    seen = ps.ValueState("seen", pa.int64(), default=0)
+    total = ps.ReducingState("total", pa.int64(), lambda a, b: a + b)
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        match row.mistake:
+            case "truth":
+                if not self.seen:
+                    out.emit(mistake="seen is empty")
+            case "truth of a sum":
+                if self.total:
+                    out.emit(mistake="there is a total")
+            case "comparison":
+                if self.seen == 0:
+                    out.emit(mistake="seen is 0")
+            case "assignment":
+                self.seen = 1  # type: ignore[assignment]
+            case _:
+                out.emit(mistake=str(self.seen is not None and self.seen != self.total))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("truth", r"ValueState\('seen'\) is neither true nor false: ask for what it holds"),
+        ("truth of a sum", r"ReducingState\('total'\) is neither true nor false"),
+        ("comparison", r"ValueState\('seen'\) is compared with 0: ask for what it holds"),
+        ("assignment", r"Forgets\.seen was ValueState\('seen'\) and is now 1.*self\.seen\.update"),
+    ],
+)
+def test_a_state_is_not_taken_for_its_value(mistake: str, message: str) -> None:
+    schema = {"mistake": str}
+    with pt.harness(Forgets(), keys=["mistake"], schema=schema, output_schema=schema) as h:
+        h.push({"mistake": ""})
+        assert h.take() == [{"mistake": "True"}]
+        with pytest.raises(ps.JobFailed, match=message):
+            h.push({"mistake": mistake})

@@ -318,6 +318,14 @@ REFUSED: dict[str, tuple[Callable[[Stream], object], str]] = {
         lambda s: s.key_by("ts").aggregate(n=ps.count()).on_error("bad"),
         "'aggregate' works on groups of rows",
     ),
+    "tag of bad records is nearly an action": (
+        lambda s: s.on_error("Skip"),
+        "would be the name of a side output; did you mean 'skip'",
+    ),
+    "a list of keys": (
+        lambda s: s.key_by(["auction", "ts"]),
+        r"write key_by\('auction', 'ts'\)$",
+    ),
     "tag of bad records is empty": (lambda s: s.on_error(""), "is not 'fail', 'skip' or the name"),
     "error column is taken": (
         lambda s: s.rename(text="error").filter(col("ts") > 1).on_error("bad"),
@@ -379,6 +387,26 @@ REFUSED: dict[str, tuple[Callable[[Stream], object], str]] = {
         "the function raised KeyError",
     ),
     "map returns no row": (lambda s: s.map(lambda row: 3), "not clear"),
+    "a case without its end": (
+        lambda s: s.select(size=ps.when(col("ts") > 1, "late")),
+        r"unfinished ps.when\(...\): end it with .otherwise\(value\)",
+    ),
+    "the sum of a case without its end": (
+        lambda s: s.key_by("ts").aggregate(n=ps.count(ps.when(col("ts") > 1, 1))),
+        "end it with .otherwise",
+    ),
+    "idle at once": (
+        lambda s: s.with_event_time("ts", idle_timeout=0),
+        "idle_timeout is 0; every split would be silent",
+    ),
+    "several addresses as a list": (
+        lambda s: ps.Environment(["a:1", "b:1"]),  # type: ignore[arg-type]
+        r"address is \['a:1', 'b:1'\]; write 'host:port'",
+    ),
+    "configuration by its file": (
+        lambda s: ps.Environment(config="penstock.yaml"),  # type: ignore[arg-type]
+        "config is 'penstock.yaml'; it must be a dict",
+    ),
 }
 
 
@@ -448,3 +476,15 @@ def test_import_is_light() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_what_no_job_can_change_is_told_where_the_cluster_runs_already(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = {"taskmanager.numberOfTaskSlots": 4, "state.backend.type": "rocksdb"}
+    env = ps.Environment("127.0.0.1:1", config=config)
+    env.from_rows(ROWS, schema=SCHEMA).discard()
+    with caplog.at_level("WARNING", "penstock"), pytest.raises(ps.StreamError, match="refused"):
+        env.submit("in vain")
+    (told,) = [message for message in caplog.messages if "run already" in message]
+    assert told.startswith("taskmanager.numberOfTaskSlots: the daemons at 127.0.0.1:1 ")

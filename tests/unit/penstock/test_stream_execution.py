@@ -419,6 +419,11 @@ def test_override_of_the_command_wins(monkeypatch: pytest.MonkeyPatch, client: F
     env.execute()
     assert addresses == ["command:2", "script:1"]
     env.close()
+    numbers(env).discard()
+    with pytest.raises(ps.JobRejected, match="this environment has been closed"):
+        env.execute()
+    assert len(client.submitted) == 2
+    env.close()
 
 
 def test_detached_execute_returns_at_once(env: ps.Environment, client: FakeClient) -> None:

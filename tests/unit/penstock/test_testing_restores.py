@@ -71,6 +71,7 @@ def snapshots(
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("build", [windows, sliding, sessions, collected, running])
 @pytest.mark.parametrize(
     ("steps", "backend"),
@@ -123,6 +124,7 @@ def items_of(redistribute: str) -> ps.ProcessFunction:
     return Items()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 @pytest.mark.parametrize("redistribute", ["split", "union"])
@@ -162,6 +164,7 @@ class Enrich(ps.BroadcastProcessFunction):
         self.names.put(row.key, "x" * LARGE)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("parallelism", [1, 3])
 def test_large_broadcast_state_is_restored(parallelism: int) -> None:
     with pt.harness(Enrich(), schema=ROW, output_schema=ROW) as h:

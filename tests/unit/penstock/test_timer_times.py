@@ -54,6 +54,28 @@ def test_the_next_watermark_can_be_waited_for_before_the_first(backend: Any) -> 
 
 
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_timers_that_are_looked_at_are_all_there_beside_deleted_ones(backend: Any) -> None:
+    class Sets(ps.KeyedProcessFunction):
+        def process(self, row: Any, ctx: Any, out: Any) -> None:
+            if row.n < 0:
+                ctx.timers.delete_event_time(-row.n)
+            else:
+                ctx.timers.event_time(row.n)
+
+        def on_timer(self, timestamp: int, ctx: Any, out: Any) -> None:
+            out.emit(at=timestamp)
+
+    with pt.harness(
+        Sets(), keys=["k"], schema=ROW, output_schema={"at": int}, backend=backend
+    ) as h:
+        for when in (100, 50, 200, -50):
+            h.push({"k": "a", "n": when}, event_time=0)
+        assert h.timers(key="a") == [100, 200]
+        h.watermark(100)
+        assert h.take() == [{"at": 100}]
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 @pytest.mark.parametrize("event_time", [True, False])
 def test_the_end_of_the_data_can_be_waited_for(backend: Any, event_time: bool) -> None:
     with harness(lambda ctx: ps.MAX_WATERMARK, backend=backend, event_time=event_time) as h:
@@ -111,6 +133,9 @@ class Both(ps.KeyedCoProcessFunction):
     def process_right(self, row: Any, ctx: Any, out: Any) -> None:
         ctx.timers.event_time(5)
 
+    def on_timer(self, timestamp: int, ctx: Any, out: Any) -> None:
+        out.emit(k=ctx.key)
+
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_both_inputs_are_looked_at(side: int) -> None:
@@ -137,3 +162,41 @@ def test_in_batch_mode_the_harness_has_no_late_rows_either() -> None:
         h.end()
         assert [row["n"] for row in h.output] == [2, 1]
         assert h.late_rows == 0
+
+
+class Forgets(ps.KeyedProcessFunction):
+    """Has a method whose name nobody calls."""
+
+    def __init__(self, domain: str) -> None:
+        self.domain = domain
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        getattr(ctx.timers, self.domain)(5)
+
+    def on_time(self, timestamp: int, ctx: Any, out: Any) -> None:
+        out.emit(k=ctx.key)
+
+
+@pytest.mark.parametrize("domain", ["event_time", "processing_time"])
+def test_a_timer_that_no_method_answers_is_refused(domain: str) -> None:
+    with (
+        pt.harness(Forgets(domain), keys=["k"], schema=ROW, output_schema={"k": str}) as h,
+        pytest.raises(ps.JobFailed, match=rf"{domain}\(5\) asks for .*on_timer.*Forgets has none"),
+    ):
+        h.push({"k": "a", "n": 1})
+
+
+def test_one_that_is_taken_back_needs_no_method() -> None:
+    with pt.harness(
+        Forgets("delete_event_time"), keys=["k"], schema=ROW, output_schema={"k": str}
+    ) as h:
+        h.push({"k": "a", "n": 1})
+
+
+def test_a_method_may_be_given_to_the_instance() -> None:
+    function = Forgets("event_time")
+    function.on_timer = function.on_time  # type: ignore[method-assign]
+    with pt.harness(function, keys=["k"], schema=ROW, output_schema={"k": str}) as h:
+        h.push({"k": "a", "n": 1})
+        h.end()
+        assert h.output == [{"k": "a"}]

@@ -150,6 +150,9 @@ def test_a_declared_stage_gives_the_same_rows_in_any_order() -> None:
         ({"schema": N, "cores": 0}, "cores=0"),
         ({"schema": N, "cores": True}, "cores=True"),
         ({"schema": N, "timeout": 0}, "timeout is 0"),
+        ({"schema": N, "timeout": "soon"}, "spark: timeout: 'soon' is not a duration"),
+        ({"schema": N, "timeout": -1}, "spark: timeout: -1 is negative"),
+        ({"schema": {5: "int64"}}, "spark: schema: 5 is no name of a column"),
         ({"schema": {"h": "float16"}}, "'h' is halffloat"),
         ({"schema": {"t": pa.time64("us")}}, "'t' is time64"),
         ({"schema": pa.schema([("d", pa.decimal256(50, 2))])}, "38 digits"),
@@ -185,6 +188,29 @@ def test_inputs_are_bounded_rows_that_spark_can_have() -> None:
         env.from_arrow(interval).spark(frames, schema=N)
     with pytest.raises(JobRejected, match="updates, not rows"):
         numbers(env).key_by("n").aggregate(c=ps.count()).spark(frames, schema=N)
+
+
+def test_columns_that_differ_by_case_only_are_refused_unless_spark_keeps_them_apart() -> None:
+    both = pa.table({"a": [1], "A": [2]})
+    inside = {"o": pa.struct([("x", pa.int8()), ("X", pa.int8())])}
+
+    def plan(**config: object) -> None:
+        for make in (
+            lambda env: env.from_arrow(both).spark(frames, schema=N),
+            lambda env: numbers(env).spark(frames, env.from_arrow(both), schema=N),
+            lambda env: env.spark(session, schema={"a": "int64", "A": "int64"}),
+            lambda env: numbers(env).spark(frames, schema=inside),
+        ):
+            env = batch(**config)
+            make(env).discard()
+            if config:
+                env.plan()
+                continue
+            with pytest.raises(JobRejected, match=r"'(a|x)' and '(A|X)' are one to Spark: rename"):
+                env.plan()
+
+    plan()
+    plan(**{"spark.sql.caseSensitive": True})
 
 
 def test_jobs_in_streaming_mode_or_with_checkpoints_are_refused() -> None:
@@ -233,6 +259,7 @@ def test_properties_that_do_not_go_with_a_stage_are_refused() -> None:
         ({"spark.master": "yarn"}, "/shared", ""),
         ({"spark.remote": "sc://h"}, "/shared", ""),
         ({"spark.remote": "sc://h"}, "", "execution.spark.directory"),
+        ({"spark.remote": "sc://h/;session_id=a"}, "/shared", "leave session_id= out"),
         ({"spark.remote": "sc://h", "spark.master": "local"}, "/shared", "two places"),
         ({"spark.remote": "sc://h", "spark.executor.memory": "1g"}, "/s", "spark.executor.memory"),
         ({"spark.remote": "sc://h", "spark.sql.ansi.enabled": "true"}, "/s", ""),

@@ -10,6 +10,7 @@ import pytest
 from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
 from penstock.pb import checkpoint_pb2
 from penstock.storage.head import HEAD_PATH, HeadStore
+from penstock.storage.kept_state import list_savepoints
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import encode_manifest, manifest_path
 from penstock.storage.restore_point import (
@@ -105,13 +106,39 @@ def test_a_missing_path_is_said_to_be_missing(tmp_path: Path) -> None:
 def test_an_empty_directory_a_file_and_an_empty_path(tmp_path: Path) -> None:
     assert "it is empty" in refusal(tmp_path)
     (tmp_path / "file").write_text("text")
-    assert "no directory" in refusal(tmp_path / "file")
-    assert "is empty" in refusal("/")
+    assert "is a file, and no directory" in refusal(tmp_path / "file")
+    assert "is empty" in refusal("")
+    assert "neither a manifest nor a HEAD" in refusal("/")
 
 
 def test_a_directory_of_something_else(tmp_path: Path) -> None:
     (tmp_path / "part-0.parquet").write_text("rows")
     assert "part-0.parquet" in refusal(tmp_path)
+
+
+def test_a_directory_with_savepoints_or_jobs_in_it_names_them(tmp_path: Path) -> None:
+    write_savepoint(tmp_path / "one")
+    write_job(tmp_path / "two ü", 7)
+    (tmp_path / "three").mkdir()
+    assert "it has some in it, but is none itself: name one of them (one, two ü)" in refusal(
+        tmp_path
+    )
+
+
+def test_savepoints_that_were_copied_in_part_are_listed_as_damaged(tmp_path: Path) -> None:
+    for name in ("whole", "cut", "bare", "begun"):
+        write_savepoint(tmp_path / name)
+    (tmp_path / "cut/files/f").write_bytes(b"stat")
+    (tmp_path / "bare/files/f").unlink()
+    (tmp_path / "begun/manifest").unlink()
+    (tmp_path / "begun/files").rename(tmp_path / "begun/state")
+    found = {Path(one.path).name: one for one in list_savepoints(str(tmp_path))}
+    assert {name: one.status for name, one in found.items()} == {
+        "whole": "COMPLETE", "cut": "DAMAGED", "bare": "DAMAGED", "begun": "INCOMPLETE",
+    }  # fmt: skip
+    told = "files/f, which it needs, is missing or was copied in part"
+    assert found["cut"].problem == found["bare"].problem == told
+    assert found["cut"].job_id == JOB
 
 
 def test_a_checkpoint_that_is_not_kept_any_more(tmp_path: Path) -> None:

@@ -179,10 +179,12 @@ def _vertices() -> list[checkpoint_pb2.VertexFingerprint]:
 
 def _rows(state: StoredKeyedState, rows: StateRows, key_groups: range) -> Iterator[dict[str, Any]]:
     keys = [f"key_{index}" for index in range(len(state.key_types))]
-    for batch in rows.batches(state, key_groups):
-        assert batch.schema == state.schema
-        for row in batch.to_pylist():
-            yield row | ({"key": tuple(row[name] for name in keys)} if keys else {})
+    for piece in state.pieces:
+        for _, batches in rows.batches_of(state, piece, key_groups):
+            for batch in batches:
+                assert batch.schema == state.schema
+                for row in batch.to_pylist():
+                    yield row | ({"key": tuple(row[name] for name in keys)} if keys else {})
 
 
 def _place(row: dict[str, Any]) -> tuple[int, Key]:

@@ -11,7 +11,15 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli.main import main
+from penstock.errors import JobRejected
+from penstock.storage.content_check import check_content
+from penstock.storage.manifest import references
+from penstock.storage.restore_point import open_restore_point
+from penstock.storage.snapshot_files import StoreSnapshotReader
 from tests.support.golden_state import ARCHIVES, check_all_states, told, unpacked
+
+LEFT_OUT = 4
+"""References of five: each is read in the same way."""
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda one: f"{one.parent.name}/{one.name}")
@@ -44,3 +52,28 @@ def test_a_damaged_file_is_said(tmp_path: Path) -> None:
     assert result.exit_code == 1, result.output
     assert "checksum" in result.output
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("name", ["hashmap-native", "rocksdb-native"])
+def test_what_is_altered_is_found_before_anything_starts(tmp_path: Path, name: str) -> None:
+    directory = unpacked(ARCHIVES[-1].parent / f"{name}.tar.gz", tmp_path)
+    point = open_restore_point(str(directory))
+    reader = StoreSnapshotReader(point.store)
+    assert check_content(point, reader)
+    for reference in references(point.manifest)[:: 1 + LEFT_OUT]:
+        file = directory / reference.location.path
+        content = file.read_bytes()
+        middle = reference.location.offset + reference.location.size_bytes // 2
+        file.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        with pytest.raises(JobRejected, match=file.name):
+            check_content(point, reader)
+        file.write_bytes(content)
+    assert check_content(point, reader)
+
+
+def test_of_a_large_savepoint_nothing_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = open_restore_point(str(unpacked(ARCHIVES[-1], tmp_path)))
+    monkeypatch.setattr("penstock.storage.content_check.READ_BYTES_MAX", 10)
+    assert not check_content(point, StoreSnapshotReader(None))

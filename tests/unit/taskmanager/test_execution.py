@@ -101,7 +101,12 @@ class Slot:
         self.open_log = open_log
         exchange = SimpleNamespace(next_deadline_ns=None)
         self.runtime = SlotRuntime(
-            self.loop, self.mailbox, exchange, self._build, self.reports.append
+            self.loop,
+            self.mailbox,
+            exchange,
+            self._build,
+            self.reports.append,
+            self.loop.monotonic_ns,
         )
         self.attempt = internal_pb2.AttemptId(vertex="v0")
         deployment = internal_pb2.TaskDeployment(attempt=self.attempt)

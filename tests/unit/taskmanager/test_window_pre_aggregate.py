@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 import penstock.aggregates.aggregates as agg
 from common.elements import CheckpointBarrier, StreamStatus, Watermark
+from penstock.aggregates.aggregate_layout import aggregate_layout
 from penstock.aggregates.aggregates import Aggregate
 from penstock.errors import BadRecord
 from penstock.graph.window_schemas import ROWS as ROW_COUNT
@@ -473,7 +474,8 @@ def test_a_partial_batch_is_smaller_and_has_the_announced_schema() -> None:
     harness.end()
     (batch,) = harness.batches
     assert batch.column("k").to_pylist() == [7, 1]
-    assert batch.schema == partial_schema(SCHEMA, ("k",), NUMBERS, spec)
+    layout = aggregate_layout(NUMBERS, SCHEMA)
+    assert batch.schema == partial_schema(layout, SCHEMA, ("k",), is_window=True)
 
 
 def test_bundles_that_do_not_shrink_are_given_up_for_longer_and_longer() -> None:

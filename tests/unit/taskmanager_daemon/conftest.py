@@ -22,9 +22,11 @@ from common.grpc_server import make_server
 from common.pb import internal_pb2, internal_pb2_grpc
 from common.process import parse_daemon_arguments
 from penstock.client.grpc_errors import error_from_rpc
+from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
 from penstock.errors import StreamError
 from penstock.pb import client_pb2, graph_pb2
 from taskmanager.main import TaskManagerDaemon
+from tests.support import small_disk as small_disks
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -66,6 +68,7 @@ class FakeJobManager(internal_pb2_grpc.JobManagerInternalServicer):
         self.is_silent = False
         self.unanswered: list[float] = []
         self.refuse_registration: StreamError | None = None
+        self.protocol_version = DAEMON_PROTOCOL_VERSION
         self.room = asyncio.Event()
         self.room.set()
         self.satisfied_at = -1
@@ -87,6 +90,8 @@ class FakeJobManager(internal_pb2_grpc.JobManagerInternalServicer):
         await self.note()
         return internal_pb2.RegisterTaskManagerResponse(
             leader_epoch=self.epoch,
+            protocol_version=self.protocol_version,
+            version="0.0.9",
             cluster_id=self.cluster_id,
             heartbeat_interval_ms=50,
             heartbeat_timeout_ms=self.heartbeat_timeout_ms,
@@ -329,3 +334,10 @@ def python() -> list[str]:
 
 
 STATE = client_pb2
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB."""
+    with small_disks.small_disk(tmp_path / "disk") as disk:
+        yield disk

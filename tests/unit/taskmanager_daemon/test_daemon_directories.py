@@ -50,7 +50,12 @@ def test_what_a_dead_owner_left_is_swept_or_replaced(tmp_path: Path) -> None:
     (tmp_path / "taskmanager-of-the-user").mkdir()
     again = OwnedDirectory.create(tmp_path / "taskmanager-a")
     assert not (tmp_path / "taskmanager-a" / "file").exists()
-    assert sweep_work_directories(tmp_path) == [tmp_path / "taskmanager-b"]
+    seen: list[str] = []
+    swept = sweep_work_directories(
+        tmp_path, lambda path: seen.extend(one.name for one in path.iterdir())
+    )
+    assert swept == [tmp_path / "taskmanager-b"]
+    assert "file" in seen  # before it went
     assert (tmp_path / "taskmanager-of-the-user").exists()
     again.remove()
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -124,19 +122,6 @@ def test_no_two_taskmanagers_share_a_spill_directory(tmp_path: Path) -> None:
     own, _ = own_spill_directory("", tmp_path / "work", "tm")
     assert own.path == tmp_path / "work" / "spill"
     own.remove()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
-    mount = shutil.which("mount")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = [mount or "mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)]
-    if mount is None or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("this machine does not let us mount a tmpfs (root, CAP_SYS_ADMIN)")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_small_disk_is_watched(small_disk: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from penstock.errors import StreamError, TaskFailure
 from taskmanager.daemon.slot_environment import slot_variables
-from taskmanager.processes import fork_protocol
+from taskmanager.processes import fork_protocol, forkserver_runner
 from taskmanager.processes.forkserver_runner import ForkedChild, ForkserverRunner
 from tests.unit.taskmanager_daemon.fake_slot import LATE_MODULE
 
@@ -163,6 +163,46 @@ def test_one_that_cannot_start_says_why(tmp_path: Path, environment: Any, go: An
         with pytest.raises(StreamError, match="no_such_module"):
             await runner.start()
         assert runner.pid is None
+
+    go(work)
+
+
+@pytest.mark.parametrize(
+    ("does", "starts"),
+    [
+        ("time.sleep(60)", False),
+        ("while True: pass", False),
+        ("while time.process_time() < 0.6: pass", True),
+    ],
+    ids=["hangs", "runs in circles", "is slow"],
+)
+def test_one_that_is_slow_is_waited_for_as_long_as_it_works(
+    tmp_path: Path,
+    environment: Any,
+    go: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    does: str,
+    starts: bool,
+) -> None:
+    """Its first look comes long before it can be ready."""
+    (tmp_path / "sitecustomize.py").write_text(f"import time\n{does}\n")
+    monkeypatch.setattr(forkserver_runner, "_START_LOOK_S", 0.2)
+    monkeypatch.setattr(forkserver_runner, "_START_WORK_MIN_S", 0.0 if starts else 0.01)
+    monkeypatch.setattr(forkserver_runner, "_START_WORK_MAX_S", 5.0 if starts else 0.3)
+
+    async def work() -> None:
+        arguments = ["--entry", "fake_slot:run", "--preload", ""]
+        variables = slot_variables(environment(), tmp_path)
+        variables["PYTHONPATH"] = f"{tmp_path}:{variables.get('PYTHONPATH', '')}"
+        runner = ForkserverRunner(variables, tmp_path / "f.log", arguments)
+        try:
+            if starts:
+                await runner.start()
+            else:
+                with pytest.raises(StreamError, match=r"was not ready within .* hangs"):
+                    await runner.start()
+        finally:
+            await runner.stop()
 
     go(work)
 

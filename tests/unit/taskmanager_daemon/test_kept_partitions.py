@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -346,19 +344,6 @@ def test_they_are_dropped_when_the_grace_is_over(tmp_path: Path, cluster: Any, g
             await c.jobmanager.until(lambda: held(c) == {("job", TWO, "mine")})
 
     go(work)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
-    mount = shutil.which("mount")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = [mount or "mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(disk)]
-    if mount is None or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("this machine does not let us mount a tmpfs (root, CAP_SYS_ADMIN)")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_disk_that_fills_up(tmp_path: Path, small_disk: Path, cluster: Any, go: Any) -> None:

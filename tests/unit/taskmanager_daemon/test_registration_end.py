@@ -9,15 +9,18 @@ that turn swallows the cancellation.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from common.clock import SystemClock
 from common.pb import internal_pb2
-from penstock.errors import StoreTransient
+from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
+from penstock.errors import NotLeader, StoreTransient
 from taskmanager.daemon.held_partitions import HeldPartitionsReport
 from taskmanager.daemon.identity import TaskManagerIdentity
+from taskmanager.rpc import newer_leader_runner
 from taskmanager.rpc.registration_runner import RegistrationRunner
 
 
@@ -27,12 +30,17 @@ class ForgetfulJobManager:
     address = "jobmanager:1"
     has_alternatives = False
 
-    def __init__(self, registrations_max: int) -> None:
+    def __init__(
+        self, registrations_max: int, alternatives: Sequence[str] = (), timeout_ms: int = 10
+    ) -> None:
+        self.alternatives = alternatives
+        self._timeout_ms = timeout_ms
         self.registrations = 0
         self._registrations_max = registrations_max
         self.registered = asyncio.Event()
         self.forgets = asyncio.Event()
         self.asked: list[str] = []
+        self.was_asked = asyncio.Event()
 
     async def register(self, _request: Any) -> internal_pb2.RegisterTaskManagerResponse:
         self.registrations += 1
@@ -40,7 +48,11 @@ class ForgetfulJobManager:
         if self.registrations > self._registrations_max:
             await asyncio.Event().wait()  # a loop that does not end comes to rest here
         return internal_pb2.RegisterTaskManagerResponse(
-            leader_epoch=1, cluster_id="c", heartbeat_interval_ms=10, heartbeat_timeout_ms=60_000
+            leader_epoch=1,
+            protocol_version=DAEMON_PROTOCOL_VERSION,
+            cluster_id="c",
+            heartbeat_interval_ms=10,
+            heartbeat_timeout_ms=self._timeout_ms if self.alternatives else 60_000,
         )
 
     async def heartbeat(self, _request: Any, _timeout_s: float) -> Any:
@@ -48,8 +60,11 @@ class ForgetfulJobManager:
         return internal_pb2.HeartbeatResponse(known=False)
 
     async def heartbeat_at(self, address: str, _request: Any, _timeout_s: float) -> Any:
-        """At each address a JobManager of the epoch that is its port; nobody at port 0."""
+        """At each address a JobManager of the epoch that is its port; nobody at port 0. Standbys name the leader."""
         self.asked.append(address)
+        self.was_asked.set()
+        if address.startswith("standby"):
+            raise NotLeader("it is a standby", address.partition("/")[2])
         epoch = int(address.rpartition(":")[2])
         if not epoch:
             raise StoreTransient("nobody is there")
@@ -68,7 +83,7 @@ class ForgetfulJobManager:
         await asyncio.Event().wait()
 
 
-def registration_with(jobmanager: ForgetfulJobManager) -> RegistrationRunner:
+def registration_with(jobmanager: ForgetfulJobManager, slots: int = 0) -> RegistrationRunner:
     async def ignore(*_: object) -> None:
         pass
 
@@ -83,7 +98,7 @@ def registration_with(jobmanager: ForgetfulJobManager) -> RegistrationRunner:
         grace_s=0,
         new_incarnation=lambda: "i",
         metrics=list,
-        held_slots=list,
+        held_slots=lambda: [internal_pb2.HeldSlot()] * slots,
         held_partitions=HeldPartitionsReport,
         follow=ignore,
         drop_all=ignore,
@@ -154,6 +169,72 @@ def test_who_says_that_it_leads_is_asked(
             (1, True) if stays else (2, False)
         )
         assert jobmanager.address == ("jobmanager:1" if stays else told.rpc_address)
+        running.cancel()
+        await asyncio.wait([running], timeout=2)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("others", "leader"),
+    [
+        (["b:2"], "b:2"),
+        (["b:0", "b:2", "b:1"], "b:2"),
+        (["standby/b:2"], "b:2"),
+        (["standby/standby/b:3", "b:0"], "b:3"),
+        (["b:0", "standby", "standby/jobmanager:1", "b:1"], ""),
+    ],
+    ids=["it leads", "one of them leads", "a standby knows", "through two", "nobody leads"],
+)
+def test_others_are_asked_who_leads_though_the_jobmanager_answers(
+    others: list[str], leader: str
+) -> None:
+    """It may be cut off from all that knows of a newer leader, but not from this TaskManager."""
+
+    async def work() -> None:
+        jobmanager = ForgetfulJobManager(1, others)
+        registration = registration_with(jobmanager)
+        running = asyncio.create_task(registration.run())  # noqa: TID251 - cancelled below
+        await registration.wait_registered()
+        async with asyncio.timeout(5):
+            while jobmanager.registrations == 1 and leader:
+                jobmanager.registered.clear()
+                await jobmanager.registered.wait()
+            while len(jobmanager.asked) < 3 * len(others) and not leader:
+                jobmanager.was_asked.clear()
+                await jobmanager.was_asked.wait()
+        assert jobmanager.address == (leader or "jobmanager:1")
+        assert jobmanager.registrations == (2 if leader else 1)
+        running.cancel()
+        await asyncio.wait([running], timeout=2)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("slots", "period", "leaves"),
+    [(0, "_IDLE_S", True), (1, "_IDLE_S", False), (0, "_LATE_S", True), (1, "_LATE_S", True)],
+)
+def test_others_are_asked_soon_where_an_answer_is_late_or_nothing_is_held(
+    monkeypatch: pytest.MonkeyPatch, slots: int, period: str, leaves: bool
+) -> None:
+    """Long before ``heartbeat.timeout``; of one that holds something the new leader knows."""
+    for name in ("_IDLE_S", "_LATE_S"):
+        monkeypatch.setattr(newer_leader_runner, name, 0.005 if name == period else 60.0)
+
+    async def work() -> None:
+        jobmanager = ForgetfulJobManager(1, ["b:1", "c:2"], timeout_ms=60_000)
+        registration = registration_with(jobmanager, slots)
+        running = asyncio.create_task(registration.run())  # noqa: TID251 - cancelled below
+        await registration.wait_registered()
+        async with asyncio.timeout(5):
+            while jobmanager.registrations == 1 and leaves:
+                jobmanager.registered.clear()
+                await jobmanager.registered.wait()
+        if not leaves:
+            await asyncio.sleep(0.02)
+        assert jobmanager.address == ("c:2" if leaves else "jobmanager:1")
+        assert bool(jobmanager.asked) == leaves
         running.cancel()
         await asyncio.wait([running], timeout=2)
 

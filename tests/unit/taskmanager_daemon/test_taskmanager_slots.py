@@ -713,14 +713,22 @@ def test_an_orderly_end_leaves_nothing(tmp_path: Path, cluster: Any, go: Any) ->
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_jobmanager_that_does_not_take_it(tmp_path: Path, cluster: Any, go: Any) -> None:
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_jobmanager_that_does_not_take_it(
+    tmp_path: Path, cluster: Any, go: Any, is_refused: bool
+) -> None:
+    """One that refuses, and one from before there was anything to refuse by, which takes everybody."""
+
     async def work() -> None:
         async with cluster(tmp_path) as c:
-            c.jobmanager.refuse_registration = ProtocolMismatch("another version")
+            c.jobmanager.protocol_version = 0
+            if is_refused:
+                c.jobmanager.refuse_registration = ProtocolMismatch("another version")
             c.jobmanager.is_known = False
             await asyncio.wait([c.daemon])
 
     with pytest.raises(BaseExceptionGroup) as caught:
         go(work)
-    assert caught.group_contains(ProtocolMismatch, match="another version")
+    told = "another version" if is_refused else r"\(penstock 0\.0\.9\) speaks an earlier protocol"
+    assert caught.group_contains(ProtocolMismatch, match=told)
     assert not (tmp_path / "taskmanager-tm").exists()

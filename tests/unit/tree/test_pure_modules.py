@@ -29,6 +29,7 @@ FOLDERS_OF_SHELLS = {
 }
 EXCEPTIONS = {
     "penstock/storage/file_locks.py": ({"time"}, "waits for a lock of another process"),
+    "penstock/functions/user_code.py": ({"threading"}, "cloudpickle has one list per process"),
     "penstock/storage/plain_codecs.py": ({"threading"}, "each thread has packers of its own"),
     "penstock/storage/request_counts.py": ({"threading"}, "any thread counts"),
     "penstock/storage/swap_counts.py": ({"threading"}, "any thread counts"),

@@ -49,14 +49,14 @@ def test_completes_once_with_all_acks() -> None:
     assert (store.finished, store.retained, store.next_checkpoint_id) == ((), (7,), 24)
     assert store.state_bytes == 11
     assert driver.machine.latest_completed is None
-    assert driver.machine.store_under_way == 7
+    assert driver.machine._under_way.storing == 7
     driver.now_ms += 30
     effects = driver.stored(7)
     assert of_type(effects, c.NotifyCompleted) == [c.NotifyCompleted(7, (SOURCE, MIDDLE, SINK))]
     [report] = of_type(effects, c.ReportCompleted)
     assert (report.checkpoint.manifest_path, report.duration_ms) == ("chk-7/manifest", 30)
     assert driver.machine.latest_completed == report.checkpoint
-    assert driver.machine.store_under_way is None
+    assert driver.machine._under_way.storing is None
     assert not of_type(driver.stored(7), c.ReportCompleted)
 
 
@@ -345,7 +345,7 @@ def test_a_checkpoint_that_is_stored_after_the_stop_counts(restarted: bool) -> N
     one = driver.trigger()
     driver.ack(one, SOURCE, private("chk-1/p"))
     assert not of_type(driver.stop(), c.ReportAborted)
-    assert driver.machine.store_under_way == one
+    assert driver.machine._under_way.storing == one
     if restarted:
         driver.restart((c.TaskView(AttemptKey("source", 0, 1), ()),))
     effects = driver.stored(one)
@@ -393,7 +393,7 @@ def test_one_deletion_at_a_time_and_what_is_left_is_tried_again_later() -> None:
     assert of_type(driver.complete(), c.ReportCompleted)
     assert deletions(driver.at(3_000)) == {"a"}
     driver.deleted()
-    assert driver.machine.undeleted_count == 0
+    assert driver.machine._files.deletions.path_count == 0
 
 
 # ---------------------------------------------------------------- clocks, views, errors

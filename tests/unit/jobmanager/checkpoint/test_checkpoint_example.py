@@ -5,7 +5,7 @@ Method: step by step, with the counts of the shared files, and what is deleted, 
 
 from __future__ import annotations
 
-from jobmanager.checkpoint.completed_checkpoint import FileReference
+from penstock.storage.manifest import StoredReference
 from tests.support.checkpoints import ONE_TASK, Driver, deletions, shared
 
 FILES = {
@@ -19,13 +19,13 @@ FILES = {
 }
 
 
-def references(*names: str) -> list[FileReference]:
+def references(*names: str) -> list[StoredReference]:
     return [shared(name, FILES[name]) for name in names]
 
 
 def counts(driver: Driver) -> dict[str, int]:
-    keys = {name: reference.key for name in FILES for reference in references(name)}
-    found = {name: driver.machine.shared_count(key) for name, key in keys.items() if key}
+    keys = {name: reference.identity for name in FILES for reference in references(name)}
+    found = {name: driver.machine._files.registry.count(key) for name, key in keys.items() if key}
     return {name: count for name, count in found.items() if count}
 
 

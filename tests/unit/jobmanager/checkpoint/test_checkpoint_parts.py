@@ -85,11 +85,11 @@ def test_registry_first_location_wins_and_counts_follow() -> None:
     registry.register(1, [first, first, private("q")])
     plan = registry.plan([registry.claim(second), registry.claim(first)])
     assert plan.references == (first,)
-    assert plan.replaced == ((first.key, first.location),)
+    assert plan.replaced == ((first.identity, first.location),)
     registry.register(2, plan.references)
     registry.check()
-    assert first.key is not None
-    assert registry.counts() == {first.key: 2, private("q").location: 1}
+    assert first.identity is not None
+    assert registry.counts() == {first.identity: 2, private("q").location: 1}
     registry.release(1)
     registry.release(2)
     assert registry.counts() == {}

@@ -17,16 +17,12 @@ from typing_extensions import override
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
-from jobmanager.checkpoint.completed_checkpoint import (
-    FileRange,
-    FileReference,
-    SharedKey,
-    SnapshotSummary,
-)
+from jobmanager.checkpoint.completed_checkpoint import SnapshotSummary
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.graph.execution_attempt import AttemptKey
 from penstock.storage.checkpoint_properties import PLAIN
+from penstock.storage.manifest import SharedIdentity, StoredRange, StoredReference
 from tests.support.checkpoints import AT_THE_END, of_type
 from tests.support.examples import examples
 
@@ -41,9 +37,9 @@ class ModelCheckpoint:
 
     participants: set[AttemptKey]
     finished: set[AttemptKey]
-    acks: dict[AttemptKey, tuple[FileReference, ...]] = field(default_factory=dict)
+    acks: dict[AttemptKey, tuple[StoredReference, ...]] = field(default_factory=dict)
     resolved: set[str] = field(default_factory=set)
-    final: tuple[FileReference, ...] = ()
+    final: tuple[StoredReference, ...] = ()
 
 
 @dataclass
@@ -51,8 +47,8 @@ class ModelTask:
     """A running subtask and what its backend believes to be confirmed."""
 
     finished: bool
-    confirmed: dict[SharedKey, FileRange]
-    acked: dict[int, dict[SharedKey, FileRange]] = field(default_factory=dict)
+    confirmed: dict[SharedIdentity, StoredRange]
+    acked: dict[int, dict[SharedIdentity, StoredRange]] = field(default_factory=dict)
     notices: list[int] = field(default_factory=list)
 
 
@@ -82,7 +78,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.pending: dict[int, ModelCheckpoint] = {}
         self.storing: int | None = None
         self.is_unsettled = False
-        self.kept: dict[int, tuple[FileReference, ...]] = {}
+        self.kept: dict[int, tuple[StoredReference, ...]] = {}
         self.ever_completed: set[int] = set()
         self.deleting: tuple[str, ...] = ()
         self.open_requests: set[str] = set()
@@ -174,23 +170,23 @@ class CoordinatorModel(RuleBasedStateMachine):
         final = {}
         for references in checkpoint.acks.values():
             for reference in references:
-                key, location = reference.key, reference.location
+                key, location = reference.identity, reference.location
                 if key is not None:
                     location = replaced.get(key, location)
                     assert location.checksum == reference.location.checksum
                     assert location == self.locations().get(key, location)
-                final[key or location] = FileReference(key, location)
+                final[key or location] = StoredReference(key, location)
         checkpoint.final = tuple(final.values())
         assert {reference.location.path for reference in checkpoint.final} <= self.disk
         self.storing = effect.checkpoint_id
 
-    def locations(self) -> dict[SharedKey, FileRange]:
+    def locations(self) -> dict[SharedIdentity, StoredRange]:
         """Where shared files of kept checkpoints lie."""
         return {
-            reference.key: reference.location
+            reference.identity: reference.location
             for references in self.kept.values()
             for reference in references
-            if reference.key is not None
+            if reference.identity is not None
         }
 
     def referred(self) -> set[str]:
@@ -220,15 +216,15 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.disk.add(path)
         return path
 
-    def snapshot(self, key: AttemptKey, names: set[str]) -> tuple[FileReference, ...]:
+    def snapshot(self, key: AttemptKey, names: set[str]) -> tuple[StoredReference, ...]:
         """What a backend hands in: confirmed files by reference, the others in one new packed file."""
         task = self.tasks[key]
         packed = self.upload()
-        references = [FileReference(None, FileRange(packed, 0, 5, 5))]
+        references = [StoredReference(None, StoredRange(packed, 0, 5, 5))]
         for offset, name in enumerate(sorted(names), start=1):
-            shared_key = SharedKey(key.vertex, 0, "instance", name)
-            new = FileRange(packed, 10 * offset, 10, NAMES.index(name))
-            references.append(FileReference(shared_key, task.confirmed.get(shared_key, new)))
+            shared_key = SharedIdentity(key.vertex, 0, "instance", name)
+            new = StoredRange(packed, 10 * offset, 10, NAMES.index(name))
+            references.append(StoredReference(shared_key, task.confirmed.get(shared_key, new)))
         return tuple(references)
 
     # ------------------------------------------------------------ tasks
@@ -246,9 +242,9 @@ class CoordinatorModel(RuleBasedStateMachine):
         for vertex, producers in VERTICES.items():
             key = AttemptKey(vertex, 0, self.attempt)
             confirmed = {
-                reference.key: reference.location
+                reference.identity: reference.location
                 for reference in restored
-                if reference.key is not None and reference.key.operator_uid == vertex
+                if reference.identity is not None and reference.identity.operator_uid == vertex
             }
             self.tasks[key] = ModelTask(finished=False, confirmed=confirmed)
             feeds = tuple(AttemptKey(producer, 0, self.attempt) for producer in producers)
@@ -332,18 +328,21 @@ class CoordinatorModel(RuleBasedStateMachine):
         references = self.snapshot(key, names)
         locations = self.locations()
         resolved = {
-            locations.get(r.key, r.location).path if r.key else r.location.path for r in references
+            locations.get(r.identity, r.location).path if r.identity else r.location.path
+            for r in references
         }
         checkpoint.acks[key] = references
         checkpoint.resolved |= resolved
-        self.tasks[key].acked[checkpoint_id] = {r.key: r.location for r in references if r.key}
+        self.tasks[key].acked[checkpoint_id] = {
+            r.identity: r.location for r in references if r.identity
+        }
         effects = self.send(
             c.AckReceived(key, checkpoint_id, object(), references, SnapshotSummary(), self.now_ms)
         )
         aborted = {r.checkpoint_id: r.reason for r in of_type(effects, c.ReportAborted)}
         if aborted.get(checkpoint_id) is c.AbortReason.DECLINED:
             # Only where the task refers to something old that is nobody's any more.
-            new = {r.location.path for r in references if r.key is None}
+            new = {r.location.path for r in references if r.identity is None}
             assert resolved - new - in_use
         elif checkpoint_id not in aborted:
             assert resolved <= self.disk
@@ -355,8 +354,8 @@ class CoordinatorModel(RuleBasedStateMachine):
         if checkpoint and key in checkpoint.participants and key not in checkpoint.acks:
             return
         dropped = self.machine.dropped_events
-        references: tuple[FileReference, ...] = (
-            FileReference(None, FileRange(self.upload(), 0, 1, 1)),
+        references: tuple[StoredReference, ...] = (
+            StoredReference(None, StoredRange(self.upload(), 0, 1, 1)),
         )
         if self.kept:
             references += data.draw(st.sampled_from(list(self.kept.values())))
@@ -373,7 +372,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         if not missing:
             return
         key = data.draw(st.sampled_from(sorted(self.locations(), key=str)))
-        wrong = FileReference(key, FileRange(self.upload(), 0, 10, 99))
+        wrong = StoredReference(key, StoredRange(self.upload(), 0, 10, 99))
         effects = self.send(
             c.AckReceived(
                 missing[0], checkpoint_id, object(), (wrong,), SnapshotSummary(), self.now_ms
@@ -470,9 +469,9 @@ class CoordinatorModel(RuleBasedStateMachine):
     def counts_are_what_completed_checkpoints_name(self) -> None:
         for vertex in VERTICES:
             for name in NAMES:
-                key = SharedKey(vertex, 0, "instance", name)
+                key = SharedIdentity(vertex, 0, "instance", name)
                 named = [references for references in self.kept.values() if key in keys(references)]
-                assert self.machine.shared_count(key) == len(named)
+                assert self.machine._files.registry.count(key) == len(named)
 
     @invariant()
     def everything_kept_is_there(self) -> None:
@@ -494,7 +493,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         if self.storing is not None:
             self.store()
         for _ in range(200):
-            if not self.machine.undeleted_count:
+            if not self.machine._files.deletions.path_count:
                 break
             if self.deleting:
                 self.finish_deletion(())
@@ -510,11 +509,11 @@ class CoordinatorModel(RuleBasedStateMachine):
         )
         again.check()
         for key in self.locations():
-            assert again.shared_count(key) == self.machine.shared_count(key)
+            assert again._files.registry.count(key) == self.machine._files.registry.count(key)
 
 
-def keys(references: tuple[FileReference, ...]) -> set[SharedKey | None]:
-    return {reference.key for reference in references}
+def keys(references: tuple[StoredReference, ...]) -> set[SharedIdentity | None]:
+    return {reference.identity for reference in references}
 
 
 TestCoordinator = CoordinatorModel.TestCase

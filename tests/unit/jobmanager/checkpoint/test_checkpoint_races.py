@@ -6,7 +6,7 @@ Method: each rule as a short history of one task with two checkpoints under way.
 from __future__ import annotations
 
 from jobmanager.checkpoint import messages as c
-from jobmanager.checkpoint.completed_checkpoint import FileRange, FileReference
+from penstock.storage.manifest import StoredRange, StoredReference
 from tests.support.checkpoints import (
     CHAIN,
     MIDDLE,
@@ -34,16 +34,16 @@ def test_first_confirmed_copy_wins_and_later_ones_are_rewritten() -> None:
         c.StoreCheckpoint,
     )
     kept, copy = shared("sst-1", "chk-1/x"), shared("sst-1", "chk-2/x")
-    assert kept.key is not None
+    assert kept.identity is not None
     assert store.checkpoint_id == two
-    assert store.replaced == ((kept.key, kept.location),)
+    assert store.replaced == ((kept.identity, kept.location),)
     # The superfluous copy stays until the checkpoint that uploaded it is stored.
     effects = driver.stored(two)
     assert deletions(effects) == {copy.location.path}
     latest = driver.machine.latest_completed
     assert latest is not None
     assert latest.references == (kept,)
-    assert driver.machine.shared_count(kept.key) == 2
+    assert driver.machine._files.registry.count(kept.identity) == 2
 
 
 def test_confirmation_order_decides_not_the_order_of_triggers() -> None:
@@ -184,13 +184,16 @@ def test_a_key_with_another_size_from_a_concurrent_checkpoint_is_found_at_regist
 
 def test_ranges_of_one_file_go_with_the_last_of_them() -> None:
     packed = [
-        FileReference(shared(name, "").key, FileRange("chk-1/pack", offset, 10, 1))
+        StoredReference(shared(name, "").identity, StoredRange("chk-1/pack", offset, 10, 1))
         for offset, name in ((0, "run-1"), (10, "run-2"))
     ]
     driver = Driver(ONE_TASK)
     driver.complete(*packed)
     driver.complete(packed[0])
-    assert [driver.machine.shared_count(r.key) for r in packed if r.key] == [1, 0]
+    assert [driver.machine._files.registry.count(r.identity) for r in packed if r.identity] == [
+        1,
+        0,
+    ]
     driver.deleted()
     assert deletions(driver.complete(private("chk-3/p"))) == {"chk-2/manifest", "chk-1/pack"}
 
@@ -201,8 +204,8 @@ def test_register_new_before_release_of_the_old() -> None:
     file = shared("sst-1", "chk-1/x")
     driver.complete(file)
     assert deletions(driver.complete(file)) == {"chk-1/manifest"}
-    assert file.key is not None
-    assert driver.machine.shared_count(file.key) == 1
+    assert file.identity is not None
+    assert driver.machine._files.registry.count(file.identity) == 1
 
 
 def test_two_subtasks_that_share_a_file_after_rescaling_count_once() -> None:
@@ -213,5 +216,19 @@ def test_two_subtasks_that_share_a_file_after_rescaling_count_once() -> None:
     driver.ack(one, MIDDLE, file)
     driver.ack(one, SINK)
     driver.stored(one)
-    assert file.key is not None
-    assert driver.machine.shared_count(file.key) == 1
+    assert file.identity is not None
+    assert driver.machine._files.registry.count(file.identity) == 1
+
+
+def test_who_asked_is_told_where_a_checkpoint_cannot_be_taken_again_yet() -> None:
+    """A task ends before it has acknowledged the second one, while nobody knows whether the first is stored."""
+    driver = Driver(CHAIN, max_concurrent=2)
+    one, two = driver.trigger(), driver.trigger()
+    for task in (SOURCE, MIDDLE, SINK):
+        driver.ack(one, task)
+    driver.step(c.StoreOutcomeUnknown(one, "no answer", driver.now_ms))
+    effects = driver.step(c.TaskFinished(SOURCE, driver.now_ms))
+    [report] = of_type(effects, c.ReportAborted)
+    assert (report.checkpoint_id, report.reason) == (two, c.AbortReason.TASK_FINISHED)
+    [answer] = of_type(effects, c.AnswerRequest)
+    assert (answer.request_id, answer.refused) == ("r2", c.RequestRefused.UNSETTLED)

@@ -11,7 +11,6 @@ import random
 import pytest
 
 from jobmanager.checkpoint import messages as c
-from jobmanager.checkpoint.completed_checkpoint import FileRange
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.checkpoint.trigger_policy import Request, TriggerPolicy
@@ -25,6 +24,7 @@ from penstock.storage.checkpoint_properties import (
     CheckpointKind,
     CheckpointProperties,
 )
+from penstock.storage.manifest import StoredRange
 from tests.support.checkpoints import (
     CHAIN,
     MIDDLE,
@@ -68,7 +68,7 @@ def test_it_is_not_kept_counted_or_built_upon() -> None:
     assert not of_type(effects, c.ReportCompleted)
     machine = driver.machine
     assert [kept.checkpoint_id for kept in machine.retained] == [1]
-    assert machine.shared_count(shared("a", "").key or FileRange("", 0, 0, 0)) == 1
+    assert machine._files.registry.count(shared("a", "").identity or StoredRange("", 0, 0, 0)) == 1
     assert machine.completed_total == 1
     assert [record.checkpoint_id for record in machine.history] == [1]
     # The next checkpoint has an id behind it, and releases the first one's file.

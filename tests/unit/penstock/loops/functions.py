@@ -249,6 +249,26 @@ class Asking(ps.KeyedProcessFunction):
     def process(self, row: Any, ctx: Any, out: ps.Collector) -> None:
         ctx.timers.event_time(row.a)
 
+    def on_timer(self, timestamp: int, ctx: Any, out: ps.Collector) -> None:
+        pass
+
+
+@ps.compiled
+class Unanswered(ps.KeyedProcessFunction):
+    """Asks for a timer, and has nothing that is called at it."""
+
+    def process(self, row: Any, ctx: Any, out: ps.Collector) -> None:
+        ctx.timers.processing_time(row.a)
+
+
+@ps.compiled
+class TakingBack(ps.KeyedProcessFunction):
+    """Takes timers back that a former version of it has asked for."""
+
+    def process(self, row: Any, ctx: Any, out: ps.Collector) -> None:
+        ctx.timers.delete_event_time(row.a)
+        out.emit(user=row.user)
+
 
 @ps.compiled
 class KeyAndColumn(ps.KeyedProcessFunction):

@@ -138,6 +138,7 @@ def error_kind(text: str) -> str:
     return text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("function", "operations"), [(own.Integers(), range(26)), (own.Floats(), range(31))]
 )
@@ -163,6 +164,7 @@ def test_every_operation_is_that_of_python(form: Form, function: Any, operations
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_states_loops_and_errors_are_those_of_python(form: Form, backend: str) -> None:
     chosen = random.Random(11)
@@ -256,6 +258,7 @@ def test_it_is_compiled_unless_in_a_harness(monkeypatch: pytest.MonkeyPatch) -> 
     assert env.plan().graph.SerializeToString().count(b"def loop(") == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_state_outlives_restarts_as_in_python(form: Form, backend: Any) -> None:
     """Keys that come and go, over snapshots of which each continues the one before."""
@@ -329,3 +332,21 @@ def test_event_time_that_is_not_there(form: Form) -> None:
         messages.append(str(failed.value).splitlines()[0])
     assert "no input has event time" in messages[0]
     assert messages[1] == messages[0]
+
+
+def test_a_timer_that_nothing_answers_is_refused_when_it_is_built(form: Form) -> None:
+    form(True)
+    env = ps.Environment(parallelism=1)
+    keyed = env.from_rows([{"user": "a", "a": 3}]).key_by("user")
+    with pytest.raises(ps.JobRejected, match=r"Unanswered asks for timers and has no on_timer"):
+        keyed.process(own.Unanswered(), schema={"user": str})
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_one_that_is_taken_back_needs_no_answer(form: Form, is_compiled: bool) -> None:
+    form(is_compiled)
+    schema = {"user": str, "a": int}
+    with harness(own.TakingBack(), schema=schema, keys="user", output_schema={"user": str}) as h:
+        h.push_many([{"user": "a", "a": 3}])
+        h.end()
+        assert h.output == [{"user": "a"}]

@@ -87,16 +87,17 @@ def test_a_part_is_one_stage_that_reads_what_it_needs() -> None:
         "#1 select #0: k = `k`, a = `a`, ts = `ts`, __event_time = CASE WHEN `ts` BETWEEN -4611686018427387904L AND "
         "4611686018427387904L THEN CAST(`ts` AS BIGINT) ELSE raise_error('column ts is null, or no event time: beyond "
         "2\\u002A\\u002A62 ms') END\n"
-        "#2 where #1: (`a` > CAST(0 AS INT))\n"
-        "#3 select #2: k = `k`, half = CAST(((`a` div CAST(2 AS INT)) - CASE WHEN `a` % CAST(2 AS INT) <> 0 AND (`a` % "
+        "#2 where #1: `__event_time` IS NOT NULL\n"
+        "#3 where #2: (`a` > CAST(0 AS INT))\n"
+        "#4 select #3: k = `k`, half = CAST(((`a` div CAST(2 AS INT)) - CASE WHEN `a` % CAST(2 AS INT) <> 0 AND (`a` % "
         "CAST(2 AS INT) < 0) <> (CAST(2 AS INT) < 0) THEN 1L ELSE 0L END) AS INT), __event_time = `__event_time`\n"
-        "#4 select #3: k = `k`, half = `half`, __event_time = `__event_time`, __window_start_ms = (`__event_time` - "
+        "#5 select #4: k = `k`, half = `half`, __event_time = `__event_time`, __window_start_ms = (`__event_time` - "
         "pmod(`__event_time` - 0L, 86400000L))\n"
-        "#5 group #4 by k, __window_start_ms: n = count(1), most = max(`half`)\n"
-        "#6 select #5: k = `k`, window_start = timestamp_millis(`__window_start_ms`), window_end = "
+        "#6 group #5 by k, __window_start_ms: n = count(1), most = max(`half`)\n"
+        "#7 select #6: k = `k`, window_start = timestamp_millis(`__window_start_ms`), window_end = "
         "timestamp_millis(`__window_start_ms` + 86400000L), n = `n`, most = `most`, __event_time = "
         "(`__window_start_ms` + 86399999L)\n"
-        "#7 select #6: k = `k`, window_start = `window_start`, window_end = `window_end`, n = `n`, most = `most`"
+        "#8 select #7: k = `k`, window_start = `window_start`, window_end = `window_end`, n = `n`, most = `most`"
     )
     assert str(part_of(days)) == text
     days.discard()
@@ -202,6 +203,9 @@ REFUSED: dict[str, tuple[Callable[[ps.Stream], Any], str]] = {
     "float to text": (lambda s: s.select(x=col("f").cast("string")), "a cast from double to string"),
     "safe cast": (lambda s: s.select(x=col("f").cast("int64", safe=True)), "safe=True"),
     "fewer digits": (lambda s: s.select(x=col("d").cast("decimal128(10, 1)")), "a cast from decimal"),
+    "minus of 38 digits": (lambda s: s.select(x=-col("d").cast("decimal128(38, 10)")), "rounds those of more than 34 digits"),
+    "abs of 38 digits": (lambda s: s.select(x=abs(col("d").cast("decimal128(38, 10)"))), "rounds those of more than 34 digits"),
+    "decimal to float32": (lambda s: s.select(x=col("d").cast("float32")), "a cast from decimal.* to float"),
     "unsigned": (lambda s: s.select(x=col("u") + 1), "arithmetic of uint8|value of type uint8"),
     "zone": (lambda s: s.select(x=col("t").hour()), "Europe/Berlin"),
     "nanoseconds": (lambda s: s.select(x=col("ns").hour()), r"timestamp\[ns\]"),

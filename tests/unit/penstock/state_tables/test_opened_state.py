@@ -114,6 +114,7 @@ def test_what_there_is_is_listed(tmp_path: Path) -> None:
     assert (states.kind, states.parallelism, states.max_parallelism) == ("process", 2, 128)
     assert {one.name: one.kind for one in states.states} == {
         "timers.event": "timers",
+        "timers.processing": "timers",
         "counts": "value",
         "sums": "value",
         "pairs": "value",
@@ -124,6 +125,8 @@ def test_what_there_is_is_listed(tmp_path: Path) -> None:
     }
     pair = pa.struct([("low", pa.int64()), ("high", pa.int64())])
     assert state.schema("states", "pairs").field("value").type == pair
+    never_set = state.read("states", "timers.processing")
+    assert (never_set.num_rows, never_set.schema.names) == (0, ["k", "time_ms", "key_group"])
     assert "pairs (value): k: int64, value: struct<low: int64, high: int64>" in str(state)
 
 
@@ -141,8 +144,9 @@ def test_wrong_names_are_told_the_right_ones(tmp_path: Path) -> None:
         ps.open_state(Path(__file__).parent)
     with pytest.raises(ps.StateError, match="cannot be read"):
         ps.open_state(tmp_path / "nothing")
-    with pytest.raises(ps.StateError, match="give the path"):
-        ps.open_state("")
+    for nothing in ("", None, 5):
+        with pytest.raises(ps.StateError, match="give the path"):
+            ps.open_state(nothing)  # type: ignore[arg-type]
 
 
 def test_a_file_that_was_damaged_is_named(tmp_path: Path) -> None:

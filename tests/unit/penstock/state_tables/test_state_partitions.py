@@ -13,6 +13,7 @@ from penstock.state_tables.carried_columns import converted_batch, spark_schema,
 from penstock.state_tables.opened_state import TablePiece
 from penstock.state_tables.state_partitions import (
     StatePartition,
+    asked_state,
     key_group_ranges,
     tasks_of,
     within_bounds,
@@ -53,6 +54,13 @@ def test_comparisons_are_met_exactly() -> None:
         }
         wanted = [g for g in range(2, 10) if all(meets[sign](g, v) for sign, v in bounds)]
         assert list(within_bounds(range(2, 10), bounds)) == wanted
+
+
+def test_options_that_are_missing_or_unknown_are_named() -> None:
+    with pytest.raises(ps.StateError, match="read without state"):
+        asked_state({"path": "p", "uid": "u"})
+    with pytest.raises(ps.StateError, match="no option filter, key_groups; there are uid, state"):
+        asked_state({"path": "p", "uid": "u", "state": "s", "filter": "true", "key_groups": "3"})
 
 
 def test_what_spark_cannot_have_is_named() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from typing_extensions import override
 
 import penstock as ps
 from penstock.state_tables import keyed_spool_store
@@ -157,11 +158,49 @@ def test_states_are_replaced_added_and_dropped(base: Path, tmp_path: Path) -> No
     assert state.read("states", "timers.processing")["time_ms"].to_pylist() == [5]
     assert state.read("states", "halves")["value"].to_pylist() == [[0.5, 1.5]]
     after = content(path)
-    gone = {("states", "counts"), *(key for key in before if key[0] == "within")}
-    assert {*before} - {*after} == gone
-    changed = ("sums", "texts", "timers.processing", "halves")
+    assert {*before} - {*after} == {key for key in before if key[0] == "within"}
+    assert not after["states", "counts"]
+    changed = ("sums", "texts", "timers.processing", "halves", "counts")
     same = {key for key in after if key[0] != "states" or key[1] not in changed}
-    assert {key: after[key] for key in same} == {key: before[key] for key in same}
+    assert {key: after[key] for key in same} == {key: before.get(key, Counter()) for key in same}
+
+
+class Keeps(ps.KeyedBroadcastProcessFunction):
+    """Has states of all kinds of operators."""
+
+    seen = ps.ValueState("seen", pa.bool_(), ttl=ps.Ttl("1h"))
+    rules = ps.BroadcastState("rules", pa.string(), pa.int64())
+    left = ps.OperatorListState("left", pa.int64())
+
+    @override
+    def process(self, row: Any, ctx: Any, out: Any) -> None: ...
+
+    @override
+    def process_broadcast(self, row: Any, ctx: Any, out: Any) -> None: ...
+
+
+def test_a_declared_state_that_is_empty_is_a_table_and_is_written_without_the_job(
+    tmp_path: Path,
+) -> None:
+    env = ps.Environment(parallelism=1)
+    rows = env.from_rows([{"k": 1}]).uid("rows")
+    kept = rows.key_by("k").connect(rows.broadcast()).process(Keeps(), schema={"k": "int64"})
+    kept.uid("kept").discard()
+    nothing = ps.open_state(ps.write_savepoint(tmp_path / "empty", {}, job=env))
+    kinds = {one.name: one.kind for one in nothing.operator("kept").states}
+    timers = {"timers.event": "timers", "timers.processing": "timers"}
+    assert kinds == {"seen": "value", "rules": "broadcast map", "left": "split list", **timers}
+    columns = {name: nothing.read("kept", name).schema.names for name in kinds}
+    assert columns["seen"] == ["k", "value", "written_at", "expires_at", "key_group"]
+    assert columns["rules"] == ["map_key", "value"]
+    assert columns["left"] == ["subtask", "item"]
+
+    given = {"seen": [{"k": 1, "value": True}], "left": [{"item": 5}]}
+    given["rules"] = [{"map_key": "a", "value": 7}]
+    state = ps.open_state(ps.write_savepoint(tmp_path / "new", {"kept": given}, base=nothing))
+    assert state.read("kept", "rules").to_pylist() == given["rules"]
+    assert state.read("kept", "left")["item"].to_pylist() == [5]
+    assert state.read("kept", "seen").select(["k", "value"]).to_pylist() == given["seen"]
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -220,6 +259,9 @@ def test_a_directory_that_holds_something_is_left_alone(base: Path, tmp_path: Pa
         ps.write_savepoint(base, {}, base=base)
     with pytest.raises(ps.StateError, match="needs base="):
         ps.write_savepoint(tmp_path / "new", {})
+    for wrong in ("64", True):
+        with pytest.raises(ps.StateError, match="is no number of key-groups"):
+            ps.write_savepoint(tmp_path / "new", {}, base=base, max_parallelism=wrong)  # type: ignore[arg-type]
     assert content(base)
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError
-from penstock.storage.open_store import open_store, substore, use_s3
+from penstock.storage.open_store import open_store, use_s3
 from penstock.storage.s3.settings import S3Settings
+from penstock.storage.store_names import substore, whole_name
 
 ROOT = Path(__file__).parents[4]
 
@@ -25,11 +26,47 @@ def test_a_directory_by_its_path_and_by_its_uri(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", ["s3://", "s3:///prefix", "s3://bucket/a//b", "file://host/path", "hdfs://x/y"]
+    "uri",
+    [
+        *(
+            "s3://",
+            "s3:///prefix",
+            "s3://bucket/a//b",
+            "file://host/path",
+            "hdfs://x/y",
+            "s3a://x/y",
+        ),
+        *("s3:", "s3:/bucket/a", "S3:bucket", "file:/srv/kept", "file:kept", "s3a:/bucket/a"),
+    ],
 )
 def test_what_names_no_store_is_refused(uri: str) -> None:
     with pytest.raises(ConfigurationError, match=f"'{uri}' names no store: give the path"):
         open_store(uri)
+
+
+def test_nothing_below_what_names_no_bucket_is_a_store() -> None:
+    for uri in ("s3://", "s3:///", "S3://"):
+        with pytest.raises(ConfigurationError, match="names no store"):
+            open_store(substore(uri, "savepoint-1"))
+
+
+def test_names_as_users_write_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for text, whole in (
+        ("kept/", f"{tmp_path}/kept"),
+        ("./s3:/kept", f"{tmp_path}/s3:/kept"),
+        ("~/kept//one/", "/home/me/kept/one"),
+        ("file:///srv/kept/", "file:///srv/kept/"),
+        ("s3://bucket/kept", "s3://bucket/kept"),
+    ):
+        assert whole_name(text) == whole
+    for text in ("", " ", "\n"):
+        with pytest.raises(ConfigurationError, match="the path is empty"):
+            whole_name(text)
+    for text in ("s3:/bucket/kept", "file:kept", "s3:"):
+        with pytest.raises(ConfigurationError, match=f"'{text}' names no store"):
+            whole_name(text)
 
 
 def test_a_bucket_and_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:

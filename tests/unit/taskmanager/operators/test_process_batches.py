@@ -8,6 +8,7 @@ import struct
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -255,6 +256,9 @@ class Emitting(ps.KeyedBatchFunction):
         (lambda out, b: out.emit(b.slice(0, 1)), r"emitted 1 rows for 2, and event time is needed"),
         (lambda out, b: out.emit(b.slice(0, 1), [0, 1]), "named 2 rows of the input"),
         (lambda out, b: out.emit(b, [0, 7]), r"with rows=\[0, 7\]"),
+        (lambda out, b: out.emit(b, np.array([True, True])), "they are bool, and must be integers"),
+        (lambda out, b: out.emit(b, [0, 1.5]), "they are double, and must be integers"),
+        (lambda out, b: out.emit(b, [0, None]), "rows= that has a null in it"),
         (lambda out, b: out.emit({"user": 1}), "takes a pyarrow.RecordBatch, got dict"),
         (lambda out, b: out.emit(b.rename_columns(["a", "b"])), "returned the columns a, b"),
     ],

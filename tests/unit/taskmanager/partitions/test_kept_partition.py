@@ -18,7 +18,6 @@ from common.elements import (
     CheckpointBarrier,
     EndOfData,
     EndOfPartition,
-    LatencyMarker,
     StreamStatus,
     Watermark,
 )
@@ -365,15 +364,6 @@ def test_rows_for_consumers_that_have_finished_are_only_counted() -> None:
     assert case.cache.memory_bytes == 0
     with pytest.raises(PartitionUnavailable, match="has finished"):
         case.attach(130)
-
-
-def test_latency_markers_are_not_kept() -> None:
-    case = Case()
-    reader, _ = case.attach()
-    marker = LatencyMarker(1, "s", 0)
-    case.subpartition.add_control(marker)
-    assert reader.controls() == [marker]
-    assert case.attach()[0].controls() == []
 
 
 def test_watermarks_of_an_idle_stream_take_no_room() -> None:

@@ -79,10 +79,6 @@ class Histories(RuleBasedStateMachine):
             self.at(seed).add(name, namespace)
             self.at(seed).add_rows(namespace)
 
-    @rule(name=NAMES, one=SPACES, to_name=NAMES, other=SPACES)
-    def move(self, name: str, one: int, to_name: str, other: int) -> None:
-        self.at(0).move(name, one, to_name, other)
-
     @rule(name=NAMES, one=SPACES, other=SPACES)
     def merge(self, name: str, one: int, other: int) -> None:
         self.at(0).merge(name, one, other)

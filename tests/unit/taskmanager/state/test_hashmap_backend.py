@@ -223,8 +223,6 @@ def test_what_nobody_asks_for_is_carried_forward_unread() -> None:
     for checkpoint_id in (2, 3):
         backend = HashMapStateBackend(environment(files, [described]))
         assert backend.namespaces("counts") == [5]
-        backend.move("counts", 5, "counts", 6)
-        backend.move("counts", 6, "counts", 5)
         reads = files.read_count
         described = take_snapshot(backend, checkpoint_id, files)
         assert files.read_count == reads

@@ -169,15 +169,6 @@ class History:
         for backend in self.backends:
             backend.drop("groups", namespace)
 
-    def move(self) -> None:
-        source, target = self.random.sample(NAMESPACES, 2)
-        if source not in self.model["groups"] or target in self.model["groups"]:
-            return
-        self.model["groups"][target] = self.model["groups"].pop(source)
-        for backend in self.backends:
-            if source in backend.namespaces("groups"):
-                backend.move("groups", source, "groups", target)
-
     def bundle(self) -> None:
         for index, keys in self.split(self.some_keys()):
             space, values, lists, maps = self.columns(index)
@@ -374,7 +365,7 @@ class _Inputs:
 
 
 WEIGHTS = {
-    "add": 6, "drop": 1, "move": 1, "bundle": 6, "timers": 4, "fire": 2,
+    "add": 6, "drop": 1, "bundle": 6, "timers": 4, "fire": 2,
     "snapshot": 4, "step": 8, "complete": 3, "abort": 1, "restore": 1,
 }  # fmt: skip
 

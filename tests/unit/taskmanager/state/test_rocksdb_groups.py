@@ -158,17 +158,6 @@ class History:
             del self.content[namespace]
             self.cluster.each(lambda backend: backend.drop("state", namespace))
 
-    def move(self) -> None:
-        free = [namespace for namespace in range(4) if namespace not in self.content]
-        if not free or not self.content:
-            return
-        source, target = self.random.choice(sorted(self.content)), free[0]
-        self.content[target] = self.content.pop(source)
-        for backend in self.cluster.backends:
-            backend.drop("state", target)
-            if source in backend.namespaces("state"):
-                backend.move("state", source, "state", target)
-
     def freeze(self) -> None:
         if len(self.open) < 3:
             checkpoint = self.cluster.freeze()
@@ -240,7 +229,7 @@ class History:
 
     def run(self, steps: int) -> None:
         choices = [self.update] * 8 + [self.freeze, self.write_step, self.write, self.finish] * 3
-        choices += [self.merge, self.drop, self.move, self.shrink, self.restore, self.check]
+        choices += [self.merge, self.drop, self.shrink, self.restore, self.check]
         for _ in range(steps):
             self.random.choice(choices)()
         self.check()

@@ -18,8 +18,8 @@ import pytest
 from penstock.storage.codec import Stamped, codec_of
 from penstock.storage.key_groups import owners
 from taskmanager.kernels import encode_keys
-from taskmanager.state.backend import KeySpace
 from taskmanager.state.descriptors import ABSENT, StateDescriptor, StateKind
+from taskmanager.state.hashmap.key_space import KeySpace
 from taskmanager.state.rocksdb.key_space import StoredKeySpace
 from taskmanager.state.rocksdb.store import RocksDBStateBackend
 from tests.support.rocksdb_cluster import MAX_PARALLELISM, Checkpoint, Cluster, fast_directory

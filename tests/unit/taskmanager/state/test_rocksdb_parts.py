@@ -37,7 +37,6 @@ from taskmanager.state.rocksdb.cgroup_client import cgroup_memory_limit
 from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.file_ledger import FileLedger
 from taskmanager.state.rocksdb.memory_shares import memory_shares, parse_cgroup_limit
-from taskmanager.state.rocksdb.pacing import pause_seconds, work_share
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory, slot_memory
 from taskmanager.state.rocksdb.sst_file import sst_file
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, FreezeLostError, WriteQueue
@@ -466,16 +465,6 @@ def test_the_smallest_limit_of_the_groups_above_counts(tmp_path: Path) -> None:
     own.write_text("5:cpu:/x\n4:memory:/job\n0::/pod/container\n")
     assert cgroup_memory_limit(root, own) == 2048
     assert cgroup_memory_limit(root, tmp_path / "missing") is None
-
-
-def test_older_checkpoints_may_work_more() -> None:
-    shares = [work_share(age) for age in (-5, 0, 1, 10, 20, 1000)]
-    assert shares == sorted(shares)
-    assert shares[0] == shares[1] == 0.2
-    assert shares[-1] == 1.0
-    assert pause_seconds(0.01, 0) == pytest.approx(0.04)
-    assert pause_seconds(0.01, 100) == 0
-    assert pause_seconds(-1, 0) == 0
 
 
 def test_a_database_that_cannot_be_written_says_why(directory: Path) -> None:

@@ -90,6 +90,20 @@ def test_a_range_has_its_rows_in_the_order_in_which_they_were_written(
         assert [row for row in found if row["__key_group"] == group] == expected
 
 
+def test_small_parts_come_together_as_far_as_their_key_groups_ascend(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(run_writer, "SORTED_BYTES", 1)  # each batch is sorted by itself
+    monkeypatch.setattr(run_writer, "PART_BYTES", 200)
+    rows = [batch([n % GROUPS for n in range(400)], 400 * place) for place in range(3)]
+    content, writer = written(*rows)
+    assert len(writer.parts) > 60
+    found = list(
+        chain_batches(StoreSnapshotReader(None), [place_of(content, writer)], range(GROUPS))
+    )
+    assert [one.to_pydict() for one in found] == [one.to_pydict() for one in rows]
+
+
 def test_damage_of_any_part_is_told_with_the_file_and_the_part() -> None:
     content, writer = written(batch([n % GROUPS for n in range(20_000)]))
     assert len(writer.parts) > 3

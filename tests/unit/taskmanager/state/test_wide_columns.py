@@ -147,6 +147,7 @@ def outcome(
         return sorted(h.output, key=str)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_windows_and_joins_give_out_the_same_beyond_the_limit(

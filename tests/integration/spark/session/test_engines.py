@@ -88,6 +88,8 @@ def same_on_both(session: Any, tmp_path: Path, chain: Chain, *tables: pa.Table) 
 
 
 i, j, b, f, e, g, d, k, t, n, y = map(col, "ijbfegdktny")
+LONG = ps.lit(Decimal("1234567890123456789012345678901234.56"))
+"""More digits than Spark's minus keeps."""
 
 SCALARS = {
     "integers": {
@@ -121,7 +123,7 @@ SCALARS = {
         "shown": i.cast("string"), "flag": col("c").cast("string"),
     },
     "decimals": {
-        "plus": d + d, "minus": d - 1, "times": d * d, "neg": -d, "size": abs(d), "wider": d.cast("decimal128(12, 4)"),
+        "plus": d + d, "minus": d - 1, "times": d * d, "neg": -d, "size": abs(d), "neg36": -(LONG + d), "size36": abs(d - LONG), "wider": d.cast("decimal128(12, 4)"),
         "whole": d.cast("int64"), "float": d.cast("float64"), "with": d * b,
     },
     "casts": {
@@ -233,13 +235,17 @@ def test_windows_have_the_same_rows(session: Any, tmp_path: Path, name: str) -> 
 
 
 def test_a_row_without_event_time_is_an_error_on_both(session: Any, tmp_path: Path) -> None:
-    def chain(stream: ps.Stream) -> ps.Stream:
+    def windowed(stream: ps.Stream) -> ps.Stream:
         return stream.with_event_time("t").window(ps.tumbling("1s")).aggregate(n=ps.count())
 
-    with pytest.raises(ps.JobFailed, match="null"):
-        rows_of_penstock(chain, [table()])
-    with pytest.raises(Exception, match="column t is null"):
-        rows_of_spark(session, chain, [table()], tmp_path)
+    def unneeded(stream: ps.Stream) -> ps.Stream:
+        return stream.with_event_time("t").select("k")
+
+    for chain in (windowed, unneeded):
+        with pytest.raises(ps.JobFailed, match="null"):
+            rows_of_penstock(chain, [table()])
+        with pytest.raises(Exception, match="column t is null"):
+            rows_of_spark(session, chain, [table()], tmp_path)
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full"])

@@ -6,14 +6,13 @@ through Spark and back is compared as it is stored, and a job goes on from it.
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 import subprocess
 import sys
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from pyspark.sql.datasource import EqualTo, IsNotNull, LessThan
 import penstock as ps
 from penstock.state_tables.spark_state_client import data_source
 from tests.integration.conftest import NewEnvironment
+from tests.integration.spark.conftest import IN_ALL
 from tests.support.golden_job import build, result
 from tests.support.jobs import DEADLINE_S
 
@@ -37,36 +37,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:pyspark.*"),
 ]
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 NOT_TABLES = {"watermark", "arrived", "bucket_ms"}
 FILTERS = "spark.sql.python.filterPushdown.enabled"
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-        "spark.sql.session.timeZone": "America/New_York",
-    }
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    try:
-        yield session
-    finally:
-        os.environ.pop("PYSPARK_PYTHON")
-        gateway = session.sparkContext._gateway
-        session.stop()
-        gateway.shutdown()
-        gateway.proc.stdin.close()
-        gateway.proc.wait(DEADLINE_S)
 
 
 def unpacked(name: str, target: Path) -> Path:
@@ -93,7 +66,9 @@ def stored(path: Path | str) -> dict[tuple[str, str], Counter[str]]:
     return {(uid, name): counted(state.read(uid, name)) for uid, name in tables(state)}
 
 
-@pytest.mark.parametrize("name", ["hashmap-canonical", "rocksdb-native"])
+@pytest.mark.parametrize(
+    "name", ["hashmap-canonical", pytest.param("rocksdb-native", marks=IN_ALL)]
+)
 def test_spark_reads_what_there_is(spark: SparkSession, name: str, tmp_path: Path) -> None:
     path = unpacked(name, tmp_path)
     state = ps.open_state(path)
