@@ -27,8 +27,13 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-_TOGETHER = ("tests/integration/s3/", "tests/integration/spark/session/")
-"""Folders whose tests share something that takes long to start: the S3 server, a JVM with Spark."""
+_TOGETHER = (
+    "tests/chaos/",
+    "tests/integration/failures/",
+    "tests/integration/s3/",
+    "tests/integration/spark/session/",
+)
+"""Folders whose tests share something that costs to start and to keep: a cluster, the S3 server, a JVM with Spark."""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,7 +18,7 @@ from tests.support.processes import DaemonCluster, own_cluster
 from tests.support.watched_job import WatchedJob, submitted
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chaos_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
     """Two TaskManagers with a slot each, quick to notice; nothing may be left of them."""
     with own_cluster(
@@ -50,7 +50,7 @@ def job(cluster: DaemonCluster, tmp_path: Path) -> Iterator[LedgerJob]:
             job.cancel()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def wide_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
     """Three TaskManagers with three slots each: room for what one of them has lost."""
     with own_cluster(

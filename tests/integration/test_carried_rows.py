@@ -21,7 +21,7 @@ from tests.support.jobs import DEADLINE_S, await_details
 
 pytestmark = pytest.mark.integration
 
-ROWS, RATE = 1_000, 400
+ROWS, RATE = 1_000, 100
 
 
 def numbers(start: int, count: int) -> pa.RecordBatch:

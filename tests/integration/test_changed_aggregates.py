@@ -20,7 +20,7 @@ from tests.support.jobs import DEADLINE_S, await_details, cancel
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(6)]
 
-KEYS, ROWS, RATE = 7, 4_004, 500
+KEYS, ROWS, RATE = 7, 4_004, 100
 
 Aggregates = dict[str, Any]
 

@@ -32,8 +32,11 @@ from tests.support.processes import DaemonCluster, Deadline, site, wait_gone
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(4)]
 
-KEYS, ROWS, RATE = 7, 4_000, 500
-"""At this rate a job runs for eight seconds, and is cancelled within the first."""
+KEYS, ROWS = 7, 4_000
+RATE = 500
+"""Rows per second of a job that runs to its end."""
+SLOW = 100
+"""Of one that is cancelled long before its end, however slow the machine."""
 
 
 def config(tmp_path: Path, **more: object) -> dict[str, object]:
@@ -93,7 +96,7 @@ def run_until_checkpoint(
 ) -> str:
     """Cancels a job behind its third checkpoint; returns where its checkpoints are."""
     env = new_env(parallelism, config(tmp_path, **more))
-    build(env, tmp_path / "out", RATE, function)
+    build(env, tmp_path / "out", SLOW, function)
     handle = env.submit("first")
     await_details(
         handle,
@@ -126,7 +129,7 @@ def test_needs_nothing_of_the_original_once_it_has_a_checkpoint(
 ) -> None:
     path = run_until_checkpoint(new_env, tmp_path)
     env = new_env(2, config(tmp_path))
-    build(env, tmp_path / "out", RATE)
+    build(env, tmp_path / "out", SLOW)
     handle = env.submit("second", from_savepoint=path)
     await_details(
         handle, lambda _m, _s: handle.details().started_from.independent_since_checkpoint_id
@@ -234,7 +237,7 @@ def test_a_claimed_checkpoint_belongs_to_the_job_and_goes_with_it(
 ) -> None:
     path = run_until_checkpoint(new_env, tmp_path)
     env = new_env(3, config(tmp_path))
-    build(env, tmp_path / "out", 2 * RATE)
+    build(env, tmp_path / "out", RATE)
     handle = env.submit("second", from_savepoint=path, claim=True)
     claimed = handle.details().started_from.checkpoint_id
     left = {job.job_id: job.restorable_from for job in handle._client.jobs()}
@@ -256,7 +259,7 @@ def test_goes_on_from_a_savepoint_that_was_moved(
 ) -> None:
     key = "execution.checkpointing.externalized-checkpoint-retention"
     env = new_env(2, config(tmp_path, **{key: "DELETE_ON_CANCELLATION"}))
-    build(env, tmp_path / "out", RATE)
+    build(env, tmp_path / "out", SLOW)
     handle = env.submit("first")
     await_details(handle, lambda _m, state: state == "RUNNING")
     taken = Path(handle.savepoint(str(tmp_path / "savepoints")))
@@ -380,7 +383,7 @@ def test_state_of_an_upgraded_job_migrates(
     ):
         env.submit("refused", from_savepoint=path)
     env = new_env(parallelism, config(tmp_path, **more))
-    build(env, tmp_path / "out", 2 * RATE, function=CountAfter())
+    build(env, tmp_path / "out", SLOW, function=CountAfter())
     handle = env.submit("second", from_savepoint=path)
     await_details(
         handle, lambda _m, _s: handle.details().started_from.independent_since_checkpoint_id
@@ -431,7 +434,7 @@ def test_a_successor_of_the_jobmanager_goes_on_from_the_original(tmp_path: Path)
         cluster = DaemonCluster(place)
         cluster.start(taskmanagers=1, slots=2)
         with ps.Environment(cluster.jobmanager, parallelism=2, config=config(tmp_path)) as env:
-            build(env, tmp_path / "out", RATE)
+            build(env, tmp_path / "out", SLOW)
             first = env.submit("first")
             await_details(first, lambda _m, _s: first.details().last_checkpoint_id > 2)
             cancel(first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -60,10 +61,23 @@ def written(out: Path) -> int:
     """How many rows are visible; fails unless each is there once and none before them is missing."""
     found: dict[int, list[int]] = {key: [] for key in range(KEYS)}
     for path in out.glob("[!._]*.parquet"):
-        for row in pq.read_table(path).to_pylist():
-            found[row["key"]].append(row["number"])
+        for key, number in _rows(path):
+            found[key].append(number)
     assert all(sorted(rows) == list(range(1, len(rows) + 1)) for rows in found.values())
     return sum(map(len, found.values()))
+
+
+@cache
+def _rows(path: Path) -> list[tuple[int, int]]:
+    """Key and number of each row: a file that is visible stays as it is."""
+    table = pq.read_table(path)
+    return list(zip(table["key"].to_pylist(), table["number"].to_pylist(), strict=True))
+
+
+def stop(handle: ps.JobHandle, directory: Path) -> None:
+    """Ends a job that is endless by itself; what is visible then is all that was read."""
+    handle.stop(directory / "savepoints")
+    handle.wait(DEADLINE_S)
 
 
 def await_written(out: Path, rows: int) -> int:

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 import penstock as ps
 
-EVENTS, RATE = 40_000, 6_000
+EVENTS, RATE = 40_000, 1_500
+"""At this rate, per second, a job is stopped or killed long before its end, however slow the machine."""
 SHARES = {"bid": 1.0, "auction": 0.06, "person": 0.02}
 WINDOW_MS, SLIDE_MS = 2_000, 500
 COUNTS = {"auction": "int64", "bids": "int64"}

@@ -38,7 +38,7 @@ from tests.support.warm_command_line import warm_command_line
 
 MARK_VARIABLE = "PENSTOCK_TEST_SITE"
 _COMMAND_LINE: tuple[str, ...] = ("-P", "-m", "penstock.cli.main")
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 _START_S = 90.0
 
 _IN_MODIFY, _IN_MOVED_TO, _IN_CREATE, _IN_DELETE, _IN_DELETE_SELF = 0x2, 0x80, 0x100, 0x200, 0x400

@@ -22,7 +22,7 @@ _TICK_MS = 200
 _SYNC_LIMIT = 50
 """Ticks. Followers of a leader that is stopped for longer leave it, and come back to it once it goes on: it may then wait for ever
 for what they had not acknowledged (seen with 3.8), and the servers take every write but confirm none."""
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 90.0
 
 
 class ZookeeperServer:

@@ -15,7 +15,7 @@ from tests.support.job_records import JobRecords
 from tests.support.processes import Beacon, DaemonCluster, Site, is_alive, site
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def failure_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Where the cluster of this directory lives; at its end nothing may be left."""
     with site(tmp_path_factory.mktemp("failures")) as place:
@@ -23,7 +23,7 @@ def failure_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         place.assert_nothing_left()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def failure_cluster(failure_site: Site) -> Iterator[DaemonCluster]:
     """Two TaskManagers with two slots each; whatever a job does, they stay."""
     cluster = DaemonCluster(failure_site)

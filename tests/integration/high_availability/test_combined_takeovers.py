@@ -27,6 +27,7 @@ from tests.support.elected_cluster import (
     await_roles,
     await_written,
     numbers,
+    stop,
     submitted,
     written,
 )
@@ -37,6 +38,10 @@ from tests.support.processes import Deadline, wait_ended, wait_in_directory
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
 
 DELAY_MS = 4_000
+
+
+def restarts(handle: ps.JobHandle) -> int:
+    return handle.details().summary.restarts
 
 
 def kill_leader(cluster: LocalCluster) -> None:
@@ -132,7 +137,7 @@ def test_leader_and_taskmanager_die_at_once_and_what_ran_elsewhere_goes_on(
 ) -> None:
     out = tmp_path / "out"
     with ps.Environment(cluster.address, parallelism=4) as env:
-        stream = env.generate(numbers, rate=RATE, rows=8 * RATE, schema={"n": "int64"})
+        stream = env.generate(numbers, rate=RATE, schema={"n": "int64"})
         stream.uid("numbers").write_parquet(out).uid("files")
         handle = env.submit("four pipelines")
         await_details(handle, lambda metrics, state: metrics["totals"]["records_in"] > RATE)
@@ -145,17 +150,18 @@ def test_leader_and_taskmanager_die_at_once_and_what_ran_elsewhere_goes_on(
         for daemon in (leader, dead):
             wait_ended(daemon.pid)
         cluster.start(jobmanagers=2, taskmanagers=2, slots=2)
-        handle.wait(DEADLINE_S)
+        await_details(handle, lambda _, state: state == "RUNNING" and restarts(handle) == 1)
+        stop(handle, tmp_path)
         after = attempts_of(cluster, handle.job_id)
         for subtask, (taskmanager, attempt) in before.items():
             if taskmanager == dead.id:
                 assert after[subtask][1] > attempt, "what ran there begins again"
             else:
                 assert after[subtask] == (taskmanager, attempt), "what ran elsewhere goes on"
-        with cluster.client() as client:
-            assert client.job(handle.job_id).summary.restarts == 1
+        assert restarts(handle) == 1
     rows = sorted(row for path in out.glob("[!._]*.parquet") for row in values(path))
-    assert rows == list(range(8 * RATE))
+    assert rows == list(range(len(rows)))
+    assert len(rows) > RATE
 
 
 def values(path: Path) -> list[int]:

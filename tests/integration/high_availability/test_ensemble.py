@@ -24,6 +24,7 @@ from tests.support.elected_cluster import (
     await_written,
     epoch_of,
     slots_of,
+    stop,
     submitted,
     written,
 )
@@ -111,7 +112,7 @@ def test_a_session_that_another_takes_over_and_ends_makes_the_standby_lead(
 ) -> None:
     out = tmp_path / "out"
     with ps.Environment(cluster.address, parallelism=2) as env:
-        handle = submitted(env, out, rows=6 * RATE)
+        handle = submitted(env, out)
         await_written(out, RATE)
         old, standby = await_roles(cluster)
         epoch = epoch_of(cluster)
@@ -127,10 +128,10 @@ def test_a_session_that_another_takes_over_and_ends_makes_the_standby_lead(
         log = (cluster.directory / "logs" / f"jobmanager-{old.id}.log").read_text()
         # By the word of ZooKeeper, or of a swap that was refused before that came.
         assert "leadership.over" in log
-        handle.wait(DEADLINE_S)
+        stop(handle, tmp_path)
         with cluster.client() as client:
             assert client.job(handle.job_id).summary.restarts == 0
-        assert written(out) == 6 * RATE
+        assert written(out) > RATE
 
 
 def test_servers_that_come_and_go_restart_no_job(
