@@ -162,6 +162,7 @@ class CheckpointStartsRunner:
         readable = self._manifests.readable(head.retained, unusable)
         done = self._manifests.newest_done(readable)
         if head.retained and not readable:
+            claim.heads.verify()  # else the storage is away
             damage = "; ".join(f"{path}: {why}" for path, why in self._manifests.damage.items())
             raise CheckpointsUnreadable(
                 f"none of the checkpoints of job {self._job_id} can be restored from {self._store!r} ({damage}): "

@@ -108,17 +108,11 @@ class ClaimedHeadStore:
                     reserved_ids=IDS_RESERVED_AT_ONCE,
                     more_ids=more_ids,
                 )
-            except StoreNotFound as error:
-                raise CheckpointsUnreadable(
-                    f"the checkpoints of job {self._job_id} are not in {self._store!r}: {error}; is the "
-                    "directory mounted, and execution.checkpointing.dir the one that the job began with? "
-                    "To start it anew, submit it again"
-                ) from error
             except StoreFull as error:
                 raise Unrecoverable(
                     f"job {self._job_id} has no room for checkpoints: {error}"
                 ) from error
-            except StoreCorrupt as error:
+            except (StoreNotFound, StoreCorrupt) as error:
                 raise self.unusable(error) from error
             with self._turns:
                 # Where another call has claimed HEAD since this one began, nobody knows which of them came last.

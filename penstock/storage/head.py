@@ -59,15 +59,20 @@ class FoundManifest:
 class HeadStore:
     """HEAD of one job, in the store of the job's directory. Used by one thread at a time.
 
+    Where HEAD is gone, and every manifest with it, the storage is away: ``StoreTransient``.
+
     Args:
         store: the job's directory.
     """
 
     def __init__(self, store: ObjectStore) -> None:
+        self._store = store
         self._object = SwappedObject(store, HEAD_PATH, SwappedKind.HEAD, self._lost)
         self._token = b""
         self._epoch = 0
         self._job_id = ""
+        self._named: list[str] = []
+        """Manifests, by HEAD as this instance wrote it last."""
 
     def read(self) -> checkpoint_pb2.CheckpointHead | None:
         """HEAD as it is now, whoever wrote it; None = the job has none.
@@ -113,18 +118,21 @@ class HeadStore:
         for _ in range(_CLAIM_ATTEMPTS):
             content = self._object.content()
             if content is None and must_exist:
-                raise StoreNotFound(
-                    f"job {job_id} had a {HEAD_PATH}, and there is none any more: "
-                    f"{self._object.why_absent}"
+                found = (info.path for info in self._store.list("chk-"))
+                raise self._gone(
+                    f"job {job_id} had a {HEAD_PATH}, and there is none any more",
+                    is_left=any(parse_manifest_path(path) for path in found),
                 )
             head = _claimed(content, job_id, leader_epoch, reserved_ids)
             head.next_checkpoint_id += more_ids
             new = _encode(head, token)
             if self._object.take_over(content, new):
+                self._store.note_place()
                 self._object.name = f"{HEAD_PATH} of job {job_id}"
                 self._token = token
                 self._epoch = leader_epoch
                 self._job_id = job_id
+                self._note(head)
                 return head
         raise StoreTransient(
             f"{HEAD_PATH} of job {job_id} changed {_CLAIM_ATTEMPTS} times while leader epoch "
@@ -200,6 +208,7 @@ class HeadStore:
             self._object.swap(_encode(head, self._token))
         except SwapOutcomeUnknown as error:
             raise HeadOutcomeUnknown(str(error)) from error
+        self._note(head)
 
     def verify(self) -> None:
         """Makes sure that no other leader has claimed HEAD so far.
@@ -215,13 +224,14 @@ class HeadStore:
             raise InvariantViolation("HEAD is verified before it has been claimed")
         self._object.verify()
 
+    def _note(self, head: checkpoint_pb2.CheckpointHead) -> None:
+        self._named = [one.manifest_path for one in head.retained]
+
     def _lost(self, content: bytes | None) -> StreamError:
         """What has become of HEAD, which is no longer what this instance wrote."""
         if content is None:
-            return StoreNotFound(
-                f"{HEAD_PATH} of job {self._job_id} is gone: {self._object.why_absent}; somebody has removed it, "
-                "or the directory is not mounted any more"
-            )
+            is_left = bool(self._store.sizes(self._named))
+            return self._gone(f"{HEAD_PATH} of job {self._job_id} is gone", is_left)
         try:
             other = decode_head(content)
         except StoreCorrupt as error:
@@ -233,6 +243,16 @@ class HeadStore:
         if other.job_id == self._job_id:
             return NewerLeader(told, other.leader_epoch)
         return Fenced(told)
+
+    def _gone(self, told: str, is_left: bool) -> StreamError:
+        """What it means that there is no HEAD: where nothing is left that it has named, nobody has removed HEAD alone."""
+        told = f"{told}: {self._object.why_absent}"
+        if is_left:
+            return StoreNotFound(f"{told}; somebody has removed it: its checkpoints are there")
+        return StoreTransient(
+            f"{told}, and no checkpoint is there either: is the directory mounted, and execution.checkpointing.dir "
+            "the one that the job began with? It is tried again"
+        )
 
 
 def decode_head(content: bytes, path: str = HEAD_PATH) -> checkpoint_pb2.CheckpointHead:

@@ -10,6 +10,8 @@
 - Where the last step fails, synchronising the directory, the caller is told that the write failed,
   and finds the new object or what was there before: whole in either case.
 - Nothing leaves the root: see ``object_paths``.
+- A root that has been there and is not is storage that is away, as a file system that is not mounted: every call
+  says so, and none makes it again, since what is written in its place is hidden when it is back.
 """
 
 from __future__ import annotations
@@ -20,46 +22,25 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import wraps
+from collections.abc import Iterable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Concatenate, Final, NoReturn, ParamSpec, TypeVar
+from typing import Final, NoReturn
 
 from typing_extensions import override
 
-from penstock.errors import StoreCorrupt, StoreNotFound, StreamError
+from penstock.errors import StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.storage.file_locks import LOCK_WAIT_MAX_S, LockedFile
 from penstock.storage.object_paths import check_path, check_prefix
 from penstock.storage.object_store import TEMPORARY_AGE_MAX_MS, ObjectInfo, ObjectStore
 from penstock.storage.os_errors import store_error
 from penstock.storage.private_directories import make_directories
-from penstock.storage.request_counts import FILE_REQUESTS
+from penstock.storage.request_counts import FILE_REQUESTS, counted_call
 
 TEMPORARY_PREFIX: Final = ".tmp-"
 _BUFFER_BYTES: Final = 1 << 20
 _DIRECTORY_ATTEMPTS: Final = 8
 _NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS)
-_Arguments = ParamSpec("_Arguments")
-_T = TypeVar("_T")
-_Call = Callable[Concatenate["LocalStore", _Arguments], _T]
-
-
-def _counted(call: _Call[_Arguments, _T]) -> _Call[_Arguments, _T]:
-    """Counts calls of a method by their outcome."""
-    operation = call.__name__
-
-    @wraps(call)
-    def counted(store: LocalStore, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _T:
-        try:
-            result = call(store, *args, **kwargs)
-        except StreamError as error:
-            FILE_REQUESTS.add(operation, type(error).__name__)
-            raise
-        FILE_REQUESTS.add(operation, "ok")
-        return result
-
-    return counted
 
 
 class LocalStore(ObjectStore):
@@ -84,13 +65,18 @@ class LocalStore(ObjectStore):
         self._lock = threading.Lock()
         # Directories that this instance has made durable and swept.
         self._prepared: set[Path] = set()
+        self._has_place = False
 
     @override
     def __repr__(self) -> str:
         return f"LocalStore({str(self.root)!r})"
 
     @override
-    @_counted
+    def note_place(self) -> None:
+        self._has_place = True
+
+    @override
+    @counted_call
     def put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         target = self._file(path)
         try:
@@ -99,12 +85,13 @@ class LocalStore(ObjectStore):
             self._fail("written", target, error)
 
     @override
-    @_counted
+    @counted_call
     def get(self, path: str) -> bytes:
         target = self._file(path)
         try:
             content = target.read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            self._check_place()
             raise _not_found(target, error) from error
         except OSError as error:
             self._fail("read", target, error)
@@ -112,7 +99,7 @@ class LocalStore(ObjectStore):
         return content
 
     @override
-    @_counted
+    @counted_call
     def read(self, path: str, offset: int, size_bytes: int) -> bytes:
         if offset < 0 or size_bytes < 0:
             raise ValueError(f"{path!r}: no range of {size_bytes} bytes begins at {offset}")
@@ -133,6 +120,7 @@ class LocalStore(ObjectStore):
                         f"{size_bytes} bytes at offset {offset} were to be read"
                     )
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            self._check_place()
             raise _not_found(target, error) from error
         except OSError as error:
             self._fail("read", target, error)
@@ -140,7 +128,7 @@ class LocalStore(ObjectStore):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     @override
-    @_counted
+    @counted_call
     def sizes(self, paths: Iterable[str]) -> Mapping[str, int]:
         found = {}
         for path in paths:
@@ -148,6 +136,7 @@ class LocalStore(ObjectStore):
             try:
                 status = target.lstat()
             except (FileNotFoundError, NotADirectoryError):
+                self._check_place()
                 continue
             except OSError as error:
                 self._fail("looked at", target, error)
@@ -156,7 +145,7 @@ class LocalStore(ObjectStore):
         return found
 
     @override
-    @_counted
+    @counted_call
     def list(self, prefix: str) -> list[ObjectInfo]:
         check_prefix(prefix)
         directory, _, beginning = prefix.rpartition("/")
@@ -165,10 +154,11 @@ class LocalStore(ObjectStore):
             info = self._info(entry)
             if info is not None:
                 found.append(info)
+        self._check_place()
         return sorted(found, key=lambda info: info.path)
 
     @override
-    @_counted
+    @counted_call
     def delete(self, path: str) -> None:
         target = self._file(path)
         try:
@@ -183,13 +173,17 @@ class LocalStore(ObjectStore):
             return  # there is no such object
         except OSError as error:
             self._fail("removed", target, error)
+        self._check_place()
         self._remove_empty(target.parent)
 
     @override
-    @_counted
+    @counted_call
     def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
         target = self._file(path)
         try:
+            if expected is not None and not target.exists():
+                self._check_place()
+                return False
             self._prepare(target.parent)
             with LockedFile(_lock_file(target), self._lock_wait_max_s, self._file_mode):
                 try:
@@ -213,7 +207,7 @@ class LocalStore(ObjectStore):
             self._fail("looked at", self.root, error)
 
     @override
-    @_counted
+    @counted_call
     def copy_from(self, source: ObjectStore, paths: Mapping[str, str]) -> None:
         assert isinstance(source, LocalStore), "as can_copy_from says"
         directories: dict[Path, None] = {}
@@ -226,6 +220,7 @@ class LocalStore(ObjectStore):
                     with file.open("rb", buffering=0) as opened:
                         self._write(target, _chunks(opened))
             except FileNotFoundError as error:
+                source._check_place()
                 raise _not_found(file, error) from error
             except OSError as error:
                 self._fail("copied", target, error)
@@ -292,6 +287,7 @@ class LocalStore(ObjectStore):
         self.sweep_temporaries(0)
         with contextlib.suppress(OSError):  # gone, or somebody has put something there
             self.root.rmdir()
+            self._has_place = False
 
     @override
     def remove_temporary(self, path: str) -> None:
@@ -356,6 +352,7 @@ class LocalStore(ObjectStore):
             is_prepared = directory in self._prepared
         if is_prepared and directory.is_dir():
             return
+        self._check_place()
         top = self.root
         while not top.is_dir() and top != top.parent:
             top = top.parent
@@ -441,6 +438,14 @@ class LocalStore(ObjectStore):
             self._fail("listed", file, error)
         path = file.relative_to(self.root).as_posix()
         return ObjectInfo(path, status.st_size, status.st_mtime_ns // 1_000_000)
+
+    def _check_place(self) -> None:
+        """Says that the storage is away, where that is why an object was not found."""
+        if self._has_place and not self.root.is_dir():
+            raise StoreTransient(
+                f"{self.root} is not there any more: is its file system mounted, and has nobody moved the directory? "
+                "It is tried again"
+            )
 
     def _fail(self, what: str, target: Path, error: OSError) -> NoReturn:
         raise store_error(what, target, error) from error

@@ -163,6 +163,11 @@ class ObjectStore(Protocol):
         """
         del within_ms  # what is no server answers, or hangs, for everybody
 
+    def note_place(self) -> None:
+        """The place of the objects has been made: where it is missing from now on, the storage is away, which is
+        ``StoreTransient`` and no loss of objects, until ``remove_remains``."""
+        return None  # noqa: RET501 - what has no directory says so anyway
+
     def check_writable(self) -> None:
         """Says early what the first write would say, and makes the place of the objects.
 

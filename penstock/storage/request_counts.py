@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from penstock.errors import StreamError
+
+_Arguments = ParamSpec("_Arguments")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +80,19 @@ S3_REQUESTS = RequestCounts()
 
 FILE_REQUESTS = RequestCounts()
 """Of this process, on file systems."""
+
+
+def counted_call(call: Callable[_Arguments, _T]) -> Callable[_Arguments, _T]:
+    """Counts calls of a method of a store on a file system by their outcome."""
+
+    @wraps(call)
+    def counted(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _T:
+        try:
+            result = call(*args, **kwargs)
+        except StreamError as error:
+            FILE_REQUESTS.add(call.__name__, type(error).__name__)
+            raise
+        FILE_REQUESTS.add(call.__name__, "ok")
+        return result
+
+    return counted

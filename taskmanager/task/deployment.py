@@ -15,6 +15,7 @@ from common.pb import internal_pb2
 from penstock.errors import InvariantViolation
 from penstock.graph.operator_checks import is_spark_operator
 from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.object_store import ObjectStore
 from taskmanager.alignment.origins import Origins
 from taskmanager.network.input_gate import InputGate
 from taskmanager.network.result_partition import ResultPartition
@@ -72,9 +73,8 @@ class Deployment:
         self._operators: list[Operator] = []
         self._subtask: Subtask | None = None
         self._snapshotter: SubtaskSnapshotter | None = None
-        directory = deployment.checkpoint_directory
         self._files = SnapshotFiles(
-            services.open_store(directory) if directory else None,
+            _checkpoint_store(deployment.checkpoint_directory, services),
             deployment.attempt,
             services.config.state_inline_max_bytes,
             services.config.execution_checkpointing_jobmanager_max_bytes,
@@ -443,6 +443,15 @@ class Deployment:
         """Releases the outputs: the attempt has not finished."""
         for partition in self._partitions:
             partition.release()
+
+
+def _checkpoint_store(directory: str, services: SlotServices) -> ObjectStore | None:
+    """The job's directory, which the JobManager has made; None = its checkpoints travel inline."""
+    if not directory:
+        return None
+    store = services.open_store(directory)
+    store.note_place()
+    return store
 
 
 def _reads_splits(vertex: graph_pb2.Vertex) -> bool:

@@ -7,6 +7,7 @@ what it should. Full disks are small file systems in memory, which need the righ
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -191,3 +192,48 @@ def test_every_manifest_is_damaged(job: LedgerJob) -> None:
         job.handle.wait(30)
     assert job.content() == before
     assert state_name(job.handle.details()) == "FAILED"
+
+
+# ---------------------------------------------------------------- storage that is away
+
+
+@pytest.fixture
+def mount(job: LedgerJob, tmp_path: Path) -> Path:
+    """What the directory of the job's checkpoints is on."""
+    return tmp_path / "mount"
+
+
+@contextlib.contextmanager
+def away(mount: Path) -> Iterator[None]:
+    """It is not there, as when a file system is not mounted; nothing may have been made in its place."""
+    elsewhere = mount.with_name("elsewhere")
+    mount.rename(elsewhere)
+    try:
+        yield
+    finally:
+        elsewhere.rename(mount)
+
+
+def test_a_mount_vanishes_for_a_moment(job: LedgerJob, mount: Path) -> None:
+    job.submit("200ms", execution__checkpointing__dir=mount / "checkpoints")
+    job.await_checkpoints(lambda one: one.status == "COMPLETED")
+    with away(mount):
+        failed = job.await_checkpoints(lambda one: one.status == "FAILED" and one.failure)
+        assert "is not there any more: is its file system mounted" in failed.failure, failed
+        assert str(mount) in failed.failure
+        assert not mount.exists()
+    job.await_checkpoints(lambda one: one.status == "COMPLETED" and one.id > failed.id)
+    assert job.handle.details().summary.restarts == 0
+    job.finish()
+
+
+def test_a_job_that_restarts_waits_for_a_mount_that_is_away(job: LedgerJob, mount: Path) -> None:
+    job.submit(execution__checkpointing__dir=mount / "checkpoints")
+    newest = job.handle.checkpoint(30)
+    with away(mount):
+        job.kill_a_slot()
+        failed = job.await_that(lambda details: "mounted" in details.failure.message)
+        assert str(mount) in failed.failure.message, failed.failure
+        assert not mount.exists()
+    job.await_restart(newest)
+    job.finish()

@@ -57,6 +57,11 @@ def find(requests: S3Requests, key: str) -> FoundObject | None:
             Key=key,
         )
     except StoreNotFound:
+        # The answer to HeadObject has no body, which would tell a bucket that is not there from an object.
+        page = _list(requests, "ListObjectsV2", key, {"MaxKeys": 1})
+        for one in page.get("Contents", ()):
+            if one["Key"] == key:
+                return found_object(key, one["Size"], one)
         return None
 
 

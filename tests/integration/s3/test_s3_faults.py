@@ -222,6 +222,33 @@ def test_wrong_credentials_and_a_missing_bucket_say_what_to_do(s3_server: RadosG
         S3Store("no-such-bucket", "x", settings).get("a")
 
 
+def test_a_bucket_that_is_not_there_for_a_moment_has_lost_nothing(
+    proxied: Callable[..., S3Store], proxy: S3Proxy
+) -> None:
+    """HeadObject says of it what it says of an object that is gone."""
+    store = proxied()
+    heads = HeadStore(store)
+    head = heads.claim("j1", 1)
+    head.retained.add(checkpoint_id=1, manifest_path="chk-1/manifest-1")
+    store.put("chk-1/manifest-1", [b"one"])
+    heads.swap(head)
+    head.next_checkpoint_id += 1
+    proxy.faults = [Fault(lambda _: True, 10**6, status=404, code="NoSuchBucket")]
+    for call in (
+        lambda: store.sizes(["chk-1/manifest-1"]),
+        lambda: store.read("chk-1/manifest-1", 3, 0),
+        lambda: store.read("chk-1/manifest-1", 0, 3),
+        lambda: heads.swap(head),
+        heads.verify,
+        lambda: HeadStore(store).claim("j1", 2, must_exist=True),
+    ):
+        with pytest.raises(StoreTransient, match="NoSuchBucket"):
+            call()
+    proxy.faults = []
+    heads.swap(head)
+    assert store.sizes(["chk-1/manifest-1", "chk-1"]) == {"chk-1/manifest-1": 3}
+
+
 def test_clocks_that_differ(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
     now = dt.datetime.now(dt.UTC).replace(tzinfo=None)
     monkeypatch.setattr(

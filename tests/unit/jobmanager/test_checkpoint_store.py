@@ -246,7 +246,7 @@ def test_the_next_leader_knows_what_tasks_could_not_restore(tmp_path: Path) -> N
 
 def test_a_directory_that_is_not_there_any_more_starts_nothing_anew(tmp_path: Path) -> None:
     elsewhere = LocalStore(tmp_path / "not-mounted")
-    with pytest.raises(Unrecoverable, match=r"not in .*not-mounted.*mounted") as caught:
+    with pytest.raises(StoreTransient, match=r"not-mounted.*mounted") as caught:
         runner(elsewhere, epoch=2).starts.prepare(must_exist=True)
     assert JOB in str(caught.value)
     assert elsewhere.list("") == []
@@ -557,15 +557,51 @@ def test_head_that_is_not_there_or_cannot_be_read_is_said_to_be_so(
     one = runner(store)
     one.starts.prepare()
     files(store)
+    one.store(wanted(1))
     if what == "missing":
         store.delete(HEAD_PATH)
     else:
         store.put(HEAD_PATH, [b"junk"])
-    for call in (lambda: one.store(wanted(1)), one.starts.prepare):
+    for call in (lambda: one.store(wanted(2)), one.starts.prepare):
         with pytest.raises(Unrecoverable, match=told) as caught:
             call()
         assert "another JobManager" not in str(caught.value)
         assert "taken" not in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["directory", "content"])
+def test_a_head_that_is_gone_with_all_that_it_names_is_storage_that_is_away(
+    tmp_path: Path, what: str
+) -> None:
+    """As a mount that vanishes, or a bucket that is empty for a moment: nothing is made in its place, nothing is lost."""
+    store = LocalStore(tmp_path / "mount" / JOB)
+    one = runner(store)
+    one.starts.prepare()
+    files(store)
+    assert isinstance(one.store(wanted(1)), c.CheckpointStored)
+    hidden = store.root.rename(tmp_path / "away")
+    if what == "content":
+        store.root.mkdir()
+    failed = one.store(wanted(2, retained=(1,)))
+    assert isinstance(failed, c.CheckpointNotStored)
+    assert "mounted" in failed.error
+    for call in (
+        one.starts.prepare,
+        one.reserve_ids,
+        one.verify,
+        lambda: runner(store, 2).starts.prepare(must_exist=True),
+    ):
+        with pytest.raises(StoreTransient, match="mounted"):
+            call()
+    assert not [*tmp_path.glob("mount/*/*")]
+    if what == "content":
+        store.root.rmdir()
+    hidden.rename(store.root)
+    assert isinstance(one.settle(2), c.CheckpointNotStored)
+    assert isinstance(one.store(wanted(3, retained=(1,))), c.CheckpointStored)
+    newest = one.starts.prepare().newest
+    assert newest is not None
+    assert newest.checkpoint_id == 3
 
 
 def test_head_that_is_a_directory_is_said_to_be_one(tmp_path: Path) -> None:
@@ -573,10 +609,11 @@ def test_head_that_is_a_directory_is_said_to_be_one(tmp_path: Path) -> None:
     one = runner(store)
     one.starts.prepare()
     files(store)
+    one.store(wanted(1))
     (tmp_path / HEAD_PATH).unlink()
     (tmp_path / HEAD_PATH).mkdir()
     for call in (
-        lambda: one.store(wanted(1)),
+        lambda: one.store(wanted(2)),
         one.starts.prepare,
         lambda: runner(store, 2).starts.prepare(must_exist=True),
     ):

@@ -50,7 +50,7 @@ class Breakable(LocalStore):
     go_on = threading.Event()
     hanging_calls: ClassVar[list[str]] = []
     written: ClassVar[list[str]] = []
-    """What hung first."""
+    """What hung first, and went on."""
 
     def _enter(self, call: str) -> None:
         if call in self.hangs:
@@ -63,10 +63,9 @@ class Breakable(LocalStore):
     def put(self, path: str, chunks: Iterable[bytes | memoryview]) -> int:
         is_late = "put" in self.hangs
         self._enter("put")
-        size_bytes = super().put(path, chunks)
         if is_late:
             self.written.append(path)
-        return size_bytes
+        return super().put(path, chunks)
 
     @override
     def get(self, path: str) -> bytes:
@@ -333,7 +332,7 @@ def test_threads_that_hang_are_bounded(
 def test_a_checkpoint_that_is_being_stored_when_its_job_ends_leaves_nothing(
     cluster_of: Any, make_graph: Any, tmp_path: Path, broken_store: Any
 ) -> None:
-    """What the job had before is deleted while the call hangs; what that writes goes once it has returned."""
+    """What the job had before is deleted while the call hangs, which makes nothing of it again."""
 
     async def scenario() -> None:
         async with cluster_of(settings(tmp_path)) as cluster, asyncio.TaskGroup() as tasks:

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from common.pb import job_record_pb2
@@ -22,6 +23,7 @@ from tests.support.job_records import JobRecords
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     JOB,
     Checkpointed,
+    restarted,
     run,
     settings,
     take_checkpoint,
@@ -59,6 +61,15 @@ async def told(cluster: Any, state: str, text: str) -> Any:
             assert details.summary.problem
             return details
         await asyncio.sleep(0.01)
+
+
+async def has_restarted(cluster: Any, times: int) -> Any:
+    """Waits until the job has begun so many restarts, whatever comes of them."""
+    request = client_pb2.WatchJobRequest(job_id=JOB, interval_ms=20)
+    async for details in cluster.client.WatchJob(request, timeout=30):
+        if details.summary.restarts >= times:
+            return details
+    raise AssertionError("the job has ended")
 
 
 async def run_until_checkpoint(cluster: Any, graph: graph_pb2.JobGraph) -> None:
@@ -103,6 +114,32 @@ def test_a_job_whose_storage_is_not_mounted_waits_for_it(
             details = await cluster.wait_for(JOB, "RUNNING")
             assert not details.summary.problem
             assert {task.restore.checkpoint_id for task in fake.restored} == {1}
+
+    run(scenario)
+
+
+def test_a_job_outlives_checkpoints_that_are_away_for_a_moment(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    """Whether it runs meanwhile, or restarts, it says what is missing, and makes nothing in its place."""
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            await take_checkpoint(cluster)
+            away = hide(tmp_path / "checkpoints")
+            with pytest.raises(grpc.aio.AioRpcError, match="mounted"):
+                await take_checkpoint(cluster)
+            fake.fail()
+            details = await has_restarted(cluster, 3)
+            assert "mounted" in details.failure.message
+            assert not (tmp_path / "checkpoints").exists()
+            away.rename(tmp_path / "checkpoints")
+            await restarted(cluster, 3)
+            assert {task.restore.checkpoint_id for task in fake.restored[4:]} == {1}
+            assert await take_checkpoint(cluster) > 1
 
     run(scenario)
 

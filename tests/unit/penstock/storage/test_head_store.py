@@ -124,9 +124,17 @@ def test_it_belongs_to_who_claimed_it(store: Any) -> None:
 def test_a_head_that_is_gone_is_not_made_again(store: Any) -> None:
     heads = HeadStore(store)
     head = heads.claim("j1", 3)
+    heads.swap(named(head, 1))
+    path = manifest_path(1)
+    store.put(path, [b"one"])
     store.delete("HEAD")
-    with pytest.raises(StoreNotFound, match=r"is gone: .*removed it"):
-        heads.swap(named(head, 1))
+    for call in (lambda: heads.swap(named(head, 1, 2)), heads.verify):
+        with pytest.raises(StoreNotFound, match=r"is gone: .*removed it"):
+            call()
+    store.delete(path)
+    for call in (lambda: heads.swap(named(head, 1, 2)), heads.verify):
+        with pytest.raises(StoreTransient, match=r"is gone: .*no checkpoint is there either"):
+            call()
     assert heads.read() is None
 
 
