@@ -108,7 +108,7 @@ class CheckpointRequests:
             if not self._tasks.are_loading:
                 ended = "all tasks of the job have finished"
                 told = "the job has been stopped" if self.is_stopped else ended
-                self.refuse_queued(c.RequestRefused.NOT_RUNNING, told)
+                self.refuse_queued(c.RequestRefused.ENDING, told)
             return None
         if not self._ids.are_left:
             self._reserve_ids()

@@ -18,6 +18,7 @@ from common.clock import Clock
 from common.metrics import NamedMetrics
 from common.pb import internal_pb2, job_record_pb2
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
+from jobmanager.dispatcher.asked_operations_runner import AskedOperationsRunner
 from jobmanager.dispatcher.ended_jobs_runner import EndedJobsRunner
 from jobmanager.dispatcher.job_start_runner import check_takes_checkpoints
 from jobmanager.dispatcher.known_jobs import KnownJob, KnownJobs
@@ -30,11 +31,9 @@ from jobmanager.job.freed_slots_runner import free_slots
 from jobmanager.job.job_causes import quarantine_cause
 from jobmanager.job.job_description import JobDescription, describe
 from jobmanager.job.job_master_runner import JobMasterRunner
-from jobmanager.job.job_operation import JobOperation
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_record import JobRecord
 from jobmanager.job.kept_history import decode_history
-from jobmanager.job.user_operations_runner import UserOperationsRunner
 from jobmanager.messages import job_events
 from jobmanager.messages.job_state import JobState
 from jobmanager.results.results_store import ResultsStore
@@ -48,7 +47,6 @@ from penstock.config import Configuration
 from penstock.errors import JobRejected, StoreTransient, StreamError
 from penstock.graph.plan_text import what_grows
 from penstock.pb import client_pb2, graph_pb2
-from penstock.storage.checkpoint_properties import SavepointFormat
 
 _OF_FAILURES = (JobState.RESTARTING, JobState.FAILING, JobState.FAILED)
 _STOP_TIMEOUT_S = 2.0
@@ -93,6 +91,7 @@ class DispatcherRunner:
         self._log = structlog.get_logger(__name__)
         self.jobs = KnownJobs(config.jobmanager_retained_jobs)
         cluster.partitions.jobs = self.jobs
+        self.operations = AskedOperationsRunner(self.jobs)
         self._checks = SubmissionChecksRunner(config, self.jobs)
         self._records = StoreCallsRunner("the jobs' records", _RECORD_TIMEOUT_MS, lambda: None)
         self.ends = EndedJobsRunner(
@@ -406,68 +405,6 @@ class DispatcherRunner:
             job.runner.post(
                 job_events.FailureRequested(cause_of_error(error, self._clock.now_ms()))
             )
-
-    async def checkpoint(self, job_id: str, operation_id: str = "") -> int:
-        """Takes a checkpoint of a job now; returns its id when it is complete.
-
-        Raises:
-            JobNotFound: there is no such job.
-            JobRejected: it takes none, or has ended.
-            StreamError: it could not be taken.
-        """
-        return (await self._asked(job_id).checkpoint(operation_id).result()).checkpoint_id
-
-    async def savepoint(
-        self,
-        job_id: str,
-        operation_id: str,
-        directory: str,
-        format: SavepointFormat,
-    ) -> JobOperation:
-        """Takes a savepoint of a job; returns when it is complete.
-
-        Raises:
-            JobNotFound: there is no such job.
-            JobRejected: it takes none, or has ended; or the directory is not for it.
-            StreamError: it could not be taken.
-        """
-        savepoint = self._asked(job_id).savepoint
-        return await savepoint(operation_id, directory, format).result()
-
-    async def stop_with_savepoint(
-        self,
-        job_id: str,
-        operation_id: str,
-        directory: str,
-        format: SavepointFormat,
-        *,
-        drain: bool,
-    ) -> JobOperation:
-        """Stops a job with a savepoint; returns when that is complete, and the job about to finish.
-
-        Raises:
-            JobNotFound: there is no such job.
-            JobRejected: it takes none; or the directory is not for it.
-            StreamError: it was not stopped, and runs on.
-        """
-        stop = self._asked(job_id).stop
-        return await stop(operation_id, directory, format, drain=drain).result()
-
-    def operation(self, job_id: str, operation_id: str) -> JobOperation:
-        """What somebody has asked of a job, as it stands.
-
-        Raises:
-            JobNotFound: there is no such job, or it knows no such operation.
-        """
-        return self.jobs.find(job_id).record.operations.find(operation_id)
-
-    def _asked(self, job_id: str) -> UserOperationsRunner:
-        job = self.jobs.find(job_id)
-        if job.unreadable is not None:
-            raise StreamError(f"no checkpoint was taken: {job.unreadable.problem}")
-        if job.runner is None:
-            raise JobRejected(f"job {job.record.job_id} has ended: {job.record.state.name}")
-        return job.runner.checkpoints.asked
 
     def now_ms(self) -> int:
         """The wall clock."""

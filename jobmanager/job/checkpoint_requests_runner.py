@@ -18,6 +18,10 @@ class TasksNotRunningError(StreamError):
     """A checkpoint cannot be taken yet: tasks do not run."""
 
 
+class JobEndsError(StreamError):
+    """A checkpoint is not taken any more: the job ends, or has ended."""
+
+
 class CheckpointRequestsRunner:
     """The requests of one job.
 
@@ -48,7 +52,7 @@ class CheckpointRequestsRunner:
         self._has_ended = True
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(StreamError(f"job {self._job_id} has ended"))
+                answer.set_exception(JobEndsError(f"job {self._job_id} has ended"))
 
     async def request(self, request_id: str, properties: CheckpointProperties) -> int:
         """Has the coordinator take a checkpoint or savepoint; returns its id when it is complete.
@@ -56,6 +60,7 @@ class CheckpointRequestsRunner:
         Raises:
             JobRejected: the job takes none, or has ended.
             CheckpointAborted: it began and did not complete.
+            JobEndsError: none is taken any more.
             TasksNotRunningError: tasks do not run, or load their state.
             StreamError: it could not begin.
         """
@@ -84,6 +89,8 @@ class CheckpointRequestsRunner:
             error = JobRejected(message)
         elif effect.refused in (c.RequestRefused.NOT_RUNNING, c.RequestRefused.LOADING):
             error = TasksNotRunningError(message)
+        elif effect.refused is c.RequestRefused.ENDING:
+            error = JobEndsError(message)
         elif effect.refused is c.RequestRefused.ABORTED and effect.checkpoint_id:
             error = CheckpointAborted(effect.checkpoint_id, reason)
         else:

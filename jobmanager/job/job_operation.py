@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from penstock.errors import StreamError
+from penstock.storage.checkpoint_properties import BehindBarrier, SavepointFormat
+from penstock.storage.savepoint import savepoint_name
+from penstock.storage.store_names import substore
 
 
 class OperationKind(Enum):
@@ -63,12 +66,10 @@ class JobOperation:
         return f"{self.kind.value} {self.path}".rstrip() + how
 
     def is_as(self, wanted: JobOperation) -> bool:
-        """Whether another one of this id asks for the same."""
-        mine, others = (
-            (self.kind, self.path, self.wanted),
-            (wanted.kind, wanted.path, wanted.wanted),
-        )
-        return mine == others and self.format in ("", wanted.format)
+        """Whether another one of this id asks for the same; without a path it is meant where this one is."""
+        is_there = wanted.path in ("", self.path)
+        is_same = (self.kind, self.wanted) == (wanted.kind, wanted.wanted)
+        return is_there and is_same and self.format in ("", wanted.format)
 
     async def result(self) -> JobOperation:
         """Waits for its end.
@@ -80,3 +81,33 @@ class JobOperation:
         if self.error is not None:
             raise self.error
         return self
+
+
+def savepoint_operation(
+    job_id: str, operation_id: str, directory: str, format: SavepointFormat
+) -> JobOperation:
+    """A savepoint that is asked for.
+
+    Args:
+        directory: gets a directory for it; "" = nobody has named one.
+    """
+    path = _savepoint_path(job_id, operation_id, directory)
+    return JobOperation(operation_id, OperationKind.SAVEPOINT, path, format.name)
+
+
+def stop_operation(
+    job_id: str, operation_id: str, directory: str, format: SavepointFormat, *, drain: bool
+) -> JobOperation:
+    """A stop that is asked for.
+
+    Args:
+        directory: as of ``savepoint_operation``.
+        drain: event time ends first, so that windows fire.
+    """
+    path = _savepoint_path(job_id, operation_id, directory)
+    behind = BehindBarrier.DRAIN if drain else BehindBarrier.HOLD
+    return JobOperation(operation_id, OperationKind.STOP, path, behind.name, format.name)
+
+
+def _savepoint_path(job_id: str, operation_id: str, directory: str) -> str:
+    return directory and substore(directory, savepoint_name(job_id, operation_id))

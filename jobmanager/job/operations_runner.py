@@ -71,18 +71,27 @@ class OperationsRunner:
             JobRejected: the id cannot be one, or is another operation's.
             StreamError: nothing is begun any more.
         """
+        known = self.known(wanted)
+        if known is not None:
+            return known
+        self.go_on(wanted, work)
+        self._operations[wanted.operation_id] = wanted
+        self._forget_old()
+        return wanted
+
+    def known(self, wanted: JobOperation) -> JobOperation | None:
+        """The operation of this id, also when its job has ended; None = nothing was asked for under it.
+
+        Raises:
+            JobRejected: the id cannot be one, or is another operation's.
+        """
         if not _ID.fullmatch(wanted.operation_id):
             raise JobRejected(
                 f"{wanted.operation_id[:80]!r} is no operation id: it must be up to 64 letters, digits, '-' "
                 "and '_'"
             )
         known = self._operations.get(wanted.operation_id)
-        if known is None:
-            self.go_on(wanted, work)
-            self._operations[wanted.operation_id] = wanted
-            self._forget_old()
-            return wanted
-        if not known.is_as(wanted):
+        if known is not None and not known.is_as(wanted):
             raise JobRejected(
                 f"operation {known.operation_id} of {self._owner} is a {known.what}, and no {wanted.what}: choose "
                 "another id"

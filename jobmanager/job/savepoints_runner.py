@@ -24,7 +24,7 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.checkpoint.manifest_composer import LastStates
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
-from jobmanager.job.checkpoint_requests_runner import TasksNotRunningError
+from jobmanager.job.checkpoint_requests_runner import JobEndsError, TasksNotRunningError
 from jobmanager.job.job_operation import JobOperation
 from jobmanager.messages import job_effects, job_events
 from penstock.errors import Fenced, StoreTransient, StreamError, Unrecoverable
@@ -40,6 +40,7 @@ from penstock.storage.savepoint import MANIFEST_PATH
 _FIRST_PAUSE_S: Final = 0.5
 _LAST_PAUSE_S: Final = 30.0
 _NOT_STOPPED: Final = "the job was not stopped, and runs on"
+_NOT_STOPPED_HERE: Final = "the job was not stopped with this savepoint"
 
 
 class SavepointsRunner:
@@ -236,7 +237,7 @@ class SavepointsRunner:
 
         Raises:
             TasksNotRunningError: its tasks do not run yet.
-            StreamError: it was not stopped, and runs on.
+            StreamError: it was not stopped, and runs on unless it ends for another reason.
         """
         directory = self._store.savepoint(operation.path)
         try:
@@ -252,7 +253,8 @@ class SavepointsRunner:
             operation.checkpoint_id = await self._request(operation.operation_id, properties)
         except StreamError as error:
             await self._discard(operation.path)
-            told = f"{_NOT_STOPPED}: {error}"
+            ends = isinstance(error, JobEndsError)
+            told = f"{_NOT_STOPPED_HERE if ends else _NOT_STOPPED}: {error}"
             if isinstance(error, TasksNotRunningError):
                 raise TasksNotRunningError(told) from error
             raise StreamError(told) from error

@@ -14,7 +14,12 @@ from uuid import uuid4
 from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.job.checkpoint_requests_runner import CheckpointRequestsRunner, TasksNotRunningError
 from jobmanager.job.job_calls_runner import JobCallsRunner
-from jobmanager.job.job_operation import JobOperation, OperationKind
+from jobmanager.job.job_operation import (
+    JobOperation,
+    OperationKind,
+    savepoint_operation,
+    stop_operation,
+)
 from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.job.savepoints_runner import SavepointsRunner
 from penstock.errors import InvariantViolation, JobRejected
@@ -24,8 +29,6 @@ from penstock.storage.checkpoint_properties import (
     CheckpointProperties,
     SavepointFormat,
 )
-from penstock.storage.savepoint import savepoint_name
-from penstock.storage.store_names import substore
 
 
 class UserOperationsRunner:
@@ -87,8 +90,8 @@ class UserOperationsRunner:
             JobRejected: the job takes none, the id is not one, or there is no directory.
         """
         refused = f"no savepoint of job {self._job_id} was taken"
-        savepoints, path = self._place_of_savepoint(operation_id, directory, refused)
-        wanted = JobOperation(operation_id, OperationKind.SAVEPOINT, path, format.name)
+        savepoints, directory = self._place_of_savepoint(directory, refused)
+        wanted = savepoint_operation(self._job_id, operation_id, directory, format)
         return self._begin(wanted, lambda operation: savepoints.take(operation, format))
 
     def stop(
@@ -106,9 +109,9 @@ class UserOperationsRunner:
             JobRejected: as ``savepoint``.
         """
         refused = f"job {self._job_id} was not stopped, and runs on"
-        savepoints, path = self._place_of_savepoint(operation_id, directory, refused)
+        savepoints, directory = self._place_of_savepoint(directory, refused)
         behind = BehindBarrier.DRAIN if drain else BehindBarrier.HOLD
-        wanted = JobOperation(operation_id, OperationKind.STOP, path, behind.name, format.name)
+        wanted = stop_operation(self._job_id, operation_id, directory, format, drain=drain)
         return self._begin(wanted, lambda operation: savepoints.stop(operation, behind, format))
 
     def _begin(
@@ -122,9 +125,7 @@ class UserOperationsRunner:
         """The job's tasks run."""
         self._has_run = True
 
-    def _place_of_savepoint(
-        self, operation_id: str, directory: str, refused: str
-    ) -> tuple[SavepointsRunner, str]:
+    def _place_of_savepoint(self, directory: str, refused: str) -> tuple[SavepointsRunner, str]:
         self._requests.check_open()
         savepoints = self._savepoints
         if savepoints is None:
@@ -138,7 +139,7 @@ class UserOperationsRunner:
                 f"{refused}: name a directory for its savepoint, or set "
                 "execution.checkpointing.savepoint-dir"
             )
-        return savepoints, substore(directory, savepoint_name(self._job_id, operation_id))
+        return savepoints, directory
 
     @property
     def may_move(self) -> bool:

@@ -145,7 +145,9 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         self, request: client_pb2.TriggerCheckpointRequest, context: Any
     ) -> client_pb2.TriggerCheckpointResponse:
         """Takes a checkpoint; answers when it is complete."""
-        checkpoint_id = await self._dispatcher.checkpoint(request.job_id, request.operation_id)
+        checkpoint_id = await self._dispatcher.operations.checkpoint(
+            request.job_id, request.operation_id
+        )
         return client_pb2.TriggerCheckpointResponse(checkpoint_id=checkpoint_id)
 
     @override
@@ -153,7 +155,7 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         self, request: client_pb2.TriggerSavepointRequest, context: Any
     ) -> client_pb2.OperationDetails:
         """Takes a savepoint; answers when it is complete."""
-        operation = await self._dispatcher.savepoint(
+        operation = await self._dispatcher.operations.savepoint(
             request.job_id,
             request.operation_id,
             request.directory,
@@ -166,7 +168,7 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         self, request: client_pb2.StopJobRequest, context: Any
     ) -> client_pb2.OperationDetails:
         """Stops a job with a savepoint; answers when nothing keeps it from finishing any more."""
-        operation = await self._dispatcher.stop_with_savepoint(
+        operation = await self._dispatcher.operations.stop(
             request.job_id,
             request.operation_id,
             request.directory,
@@ -199,7 +201,7 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         drain = self._drains.find(request.job_id, request.operation_id)
         if drain is not None:
             return operation_message("", drain)
-        operation = self._dispatcher.operation(request.job_id, request.operation_id)
+        operation = self._dispatcher.operations.find(request.job_id, request.operation_id)
         return operation_message(self._dispatcher.find(request.job_id).job_id, operation)
 
     @override

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +91,30 @@ def test_what_is_written_is_what_the_savepoint_covers(
     manifest = manifest_of(told["path"])
     assert manifest.properties.kind == checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT
     assert manifest.properties.behind == checkpoint_pb2.BEHIND_BARRIER_HOLD
-    assert handle.operation(told["operation_id"]).status == "COMPLETED"
+    asked = told["operation_id"]
+    assert handle.operation(asked).status == "COMPLETED"
+    again = [*command, "--operation-id", asked, "--jobmanager", address]
+    repeated = CliRunner().invoke(main, again)  # as who has not heard the first answer
+    assert (repeated.exit_code, repeated.stdout) == (0, result.stdout), repeated.output
+    with pytest.raises(ps.JobRejected, match=rf"operation {asked} .* is a stop .*\(hold, native\)"):
+        handle.stop(tmp_path / "kept", drain=True, operation_id=asked)
+    with pytest.raises(ps.JobRejected, match="has ended: FINISHED"):
+        handle.stop(tmp_path / "kept", operation_id="another")
     assert handle.metrics()["totals"]["records_in"] >= len(rows)
+
+
+def test_of_two_stops_one_is_told_that_the_job_does_not_run_on(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    handle = submit(new_env, tmp_path / "out")
+    with ThreadPoolExecutor(2) as threads:
+        stops = [
+            threads.submit(handle.stop, tmp_path / "kept", operation_id=id) for id in ("a", "b")
+        ]
+        [error] = [error for stop in stops if (error := stop.exception()) is not None]
+    assert "runs on" not in str(error), "it is stopped, or has ended"
+    assert handle.wait(DEADLINE_S).status == "FINISHED"
+    assert len(list((tmp_path / "kept").iterdir())) == 1
 
 
 def counting_windows(new_env: NewEnvironment, out: Path) -> ps.Environment:

@@ -179,7 +179,7 @@ class SimulatedJobManager:
 
     async def _checkpoint(self, request: int) -> None:
         with contextlib.suppress(StreamError):  # an answer, too
-            await self.dispatcher.checkpoint(self._host.job_id)
+            await self.dispatcher.operations.checkpoint(self._host.job_id)
         self.unanswered.discard(request)
 
     def ask(self, asked: Asked) -> None:

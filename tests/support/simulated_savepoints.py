@@ -75,11 +75,11 @@ class Asked:
         directory = self.path.rpartition("/")[0]
         try:
             if self.wish is Wish.SAVEPOINT:
-                operation = await dispatcher.savepoint(
+                operation = await dispatcher.operations.savepoint(
                     job_id, self.operation_id, directory, self.format
                 )
             else:
-                operation = await dispatcher.stop_with_savepoint(
+                operation = await dispatcher.operations.stop(
                     job_id,
                     self.operation_id,
                     directory,

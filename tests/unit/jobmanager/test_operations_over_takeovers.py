@@ -389,6 +389,29 @@ def test_what_an_ended_job_can_be_started_from_is_known_to_the_next(
     run(scenario)
 
 
+@pytest.mark.parametrize("ask", [savepoint, stop, checkpoint])
+def test_what_was_asked_for_is_told_again_when_the_job_has_ended(
+    cluster_of: Any, make_graph: Any, takeover: Takeover, tmp_path: Path, ask: Any
+) -> None:
+    """Who has not heard the first answer asks again under the same id."""
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            first = await ask(takeover)(cluster)
+            await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            await cluster.wait_for(JOB, "CANCELED", "FINISHED")
+            assert await ask(takeover)(cluster) == first
+            with pytest.raises(
+                grpc.aio.AioRpcError, match=f"operation {ID} .* is a .* no savepoint"
+            ):
+                await apart(takeover)(cluster)
+
+    run(scenario)
+
+
 def test_an_id_stands_for_what_was_asked_for_under_it_and_for_nothing_else(
     cluster_of: Any, make_graph: Any, tmp_path: Path
 ) -> None:

@@ -312,7 +312,7 @@ def test_requests_are_refused_once_all_tasks_have_finished() -> None:
     driver.trigger()
     effects = driver.finish(SOURCE)
     [answer] = of_type(effects, c.AnswerRequest)
-    assert answer.refused is c.RequestRefused.NOT_RUNNING
+    assert answer.refused is c.RequestRefused.ENDING
     assert "finished" in answer.detail
     assert not of_type(effects, c.TriggerTasks)
     assert not of_type(driver.at(60_000), c.CallAt)
