@@ -15,7 +15,7 @@ from enum import Enum
 import pyarrow as pa
 
 from penstock.errors import JobRejected
-from penstock.graph.state_meaning import changed_aggregates, changed_meaning
+from penstock.graph.state_meaning import changed_aggregates, changed_built_in, changed_meaning
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.codec import ENTRY_ARROW, Stamped, codec_of
 from penstock.storage.codec_migration import MigrationRefusedError, migration
@@ -223,6 +223,8 @@ def check_restore(
                 changed = changed_aggregates(stored.declared, operator) if state in tables else ""
                 if changed:
                     fate, reason = Fate.MIGRATES, changed
+                if refused := changed_built_in(stored.declared, operator, name):
+                    fate, reason = Fate.REFUSED, refused
                 fates.append(_fate(stored, name, fate, reason))
     own = {uid: operator for uid, operator in operators.items() if not _is_partial(operator)}
     fates += _new(own, manifest)

@@ -54,6 +54,8 @@ _HOW = {
 def declaration(operator: graph_pb2.Operator) -> graph_pb2.Operator:
     """What a manifest keeps of an operator with state: no function, no schema but those that keys are in."""
     spec = operator.WhichOneof("spec")
+    if spec == "source":
+        return _source_declaration(operator.source)
     if spec not in _KEYED:
         return graph_pb2.Operator()
     kept = graph_pb2.Operator(
@@ -70,11 +72,19 @@ def declaration(operator: graph_pb2.Operator) -> graph_pb2.Operator:
     return kept
 
 
+def _source_declaration(source: graph_pb2.SourceSpec) -> graph_pb2.Operator:
+    """Splits and positions are read by a source of the same kind only."""
+    kept = graph_pb2.Operator()
+    if kind := source.WhichOneof("kind"):
+        getattr(kept.source, kind).SetInParent()
+    return kept
+
+
 def changed_meaning(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> str:
     """Why state of the one cannot be the state of the other; "" = it can.
 
     Args:
-        stored: as ``declaration`` gave it; empty where the operator had no keyed state.
+        stored: as ``declaration`` gave it; empty where the operator had no state that is looked at.
         now: of the job that is to be started.
     """
     old, new = stored.WhichOneof("spec"), now.WhichOneof("spec")
@@ -82,7 +92,19 @@ def changed_meaning(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> str:
         return ""
     if old != new:
         return f"it was stored by a {_words(old)}, and is a {_words(new or 'operator without state')} now"
+    if old == "source":
+        return _changed_source(stored.source, now.source)
     return next(_changes(stored, now, old), "")
+
+
+def _changed_source(stored: graph_pb2.SourceSpec, now: graph_pb2.SourceSpec) -> str:
+    old, new = stored.WhichOneof("kind"), now.WhichOneof("kind")
+    if old == new:
+        return ""
+    return (
+        f"its splits were stored by a source of kind {old!r}, and it is one of kind {new!r} now: give it another uid, and "
+        "leave them out with --allow-non-restored-state"
+    )
 
 
 def changed_aggregates(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> str:
@@ -94,6 +116,18 @@ def changed_aggregates(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> s
     gone = ", ".join(repr(name) for name in old if name not in new)
     told = [f"the new aggregates {added} {begins}"] if added else []
     return "; ".join([*told, *([f"without {gone}, which are gone"] if gone else [])])
+
+
+def changed_built_in(stored: graph_pb2.Operator, now: graph_pb2.Operator, name: str) -> str:
+    """Why an aggregating state of a function cannot go on; "" = it can, as far as that is known."""
+    old, new = (_built_in(operator, name) for operator in (stored, now))
+    if old == new or not (old and new):
+        return ""
+    return f"it was stored as the aggregate {old!r}, and is {new!r} now: give it another name"
+
+
+def _built_in(operator: graph_pb2.Operator, name: str) -> str:
+    return next((one.aggregate for one in operator.process.states if one.name == name), "")
 
 
 def _changes(stored: graph_pb2.Operator, now: graph_pb2.Operator, spec: str) -> Iterator[str]:

@@ -1261,6 +1261,7 @@ class DeclaredState(_message.Message):
     KEY_CODEC_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
     IS_UNION_FIELD_NUMBER: _builtins.int
+    AGGREGATE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: _builtins.str
     """Per key "value" | "list" | "map"; without a key "operator list", with a key_codec where it is a broadcast map."""
@@ -1272,6 +1273,8 @@ class DeclaredState(_message.Message):
     ttl_ms: _builtins.int
     is_union: _builtins.bool
     """Of an operator list: after a restart every subtask is given all items."""
+    aggregate: _builtins.str
+    """Of an aggregating state: which built-in aggregate; empty = it is the user's own."""
     def __init__(
         self,
         *,
@@ -1282,10 +1285,11 @@ class DeclaredState(_message.Message):
         key_codec: _builtins.str = ...,
         ttl_ms: _builtins.int = ...,
         is_union: _builtins.bool = ...,
+        aggregate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "is_union", b"is_union", "key_codec", b"key_codec", "kind", b"kind", "name", b"name", "ttl_ms", b"ttl_ms", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregate", b"aggregate", "codec", b"codec", "is_union", b"is_union", "key_codec", b"key_codec", "kind", b"kind", "name", b"name", "ttl_ms", b"ttl_ms", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -210,6 +210,7 @@ def _process(proto: graph_pb2.Operator, operation: Process, node: Node) -> None:
             declared.kind, declared.ttl_ms = state.kind, state.ttl_ms
         key_codec = None if isinstance(state, OperatorListState) else state.key_codec
         declared.key_codec = "" if key_codec is None else key_codec.name
+        declared.aggregate = getattr(state, "built_in", "")
         declared.is_union = getattr(state, "redistribute", "") == "union"
 
 

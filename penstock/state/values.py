@@ -312,6 +312,9 @@ class AggregatingState(CellState):
             of one.
         type: of the accumulator; plain Python values where it is not given. It may come in front of the
             aggregate.
+
+    Attributes:
+        built_in: which built-in aggregate it is; "" = the user's own.
     """
 
     def __init__(
@@ -328,6 +331,10 @@ class AggregatingState(CellState):
             type, aggregate = aggregate, type
         super().__init__(name, type, ttl=ttl, codec=codec, queryable=queryable)
         self._function = _aggregate_function(name, aggregate)
+        named = (
+            one for one, built_in in BUILT_IN_ACCUMULATORS.items() if built_in is self._function
+        )
+        self.built_in = next(named, "")
 
     def add(self, value: Any) -> None:
         """Adds one value to the key's aggregate."""

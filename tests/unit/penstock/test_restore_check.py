@@ -10,6 +10,7 @@ import pytest
 
 from penstock.errors import JobRejected
 from penstock.graph.restore_check import Fate, adopt_key_groups, check_restore
+from penstock.graph.state_meaning import declaration
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.codec import codec_of
 
@@ -55,6 +56,21 @@ def fates(
 ) -> dict[tuple[str, str], Fate]:
     check = check_restore(graph, manifest, ignores_unclaimed=ignores_unclaimed)
     return {(one.uid, one.state): one.fate for one in check.fates}
+
+
+def test_splits_of_a_source_of_another_kind_are_refused() -> None:
+    manifest, graph = stored_job(256), graph_of("source", "counts")
+    source = graph.vertices[0].operators[0].source
+    source.generator.SetInParent()
+    [[stored], _] = (vertex.operators for vertex in manifest.vertices)
+    stored.declared.CopyFrom(declaration(graph.vertices[0].operators[0]))
+    assert not check_restore(graph, manifest, ignores_unclaimed=False).refusals
+    source.files.path = "in"
+    [refusal] = check_restore(graph, manifest, ignores_unclaimed=False).refusals
+    assert "state 'splits' of operator 'the source'" in refusal
+    assert "kind 'generator', and it is one of kind 'files' now" in refusal
+    stored.ClearField("declared")  # as versions wrote it that did not note the kind
+    assert not check_restore(graph, manifest, ignores_unclaimed=False).refusals
 
 
 def test_state_maps_by_uid_wherever_the_operator_is() -> None:

@@ -101,6 +101,16 @@ def processed(stream: Any) -> Any:
     return stream.key_by("key").window(TUMBLING).process(Listed(), schema={"n": "int64"})
 
 
+class Held(ps.KeyedProcessFunction):
+    """Keeps one aggregate."""
+
+    def __init__(self, aggregate: Any) -> None:
+        self.rows = ps.AggregatingState("rows", aggregate)
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        """Nothing."""
+
+
 def with_more(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda stream: build(stream.with_columns(more=ps.col("n")))
 
@@ -149,6 +159,11 @@ CHANGES = {
         lambda s: s.key_by("key").process(Seen(), schema=SCHEMA),
         lambda s: s.key_by("name").process(Seen(), schema=SCHEMA),
         "the types of keys never change",
+    ),
+    "aggregate of a state": (
+        lambda s: s.key_by("key").process(Held(ps.sum("n")), schema=SCHEMA),
+        lambda s: s.key_by("key").process(Held(ps.max("n")), schema=SCHEMA),
+        "'rows' .* was stored as the aggregate 'sum', and is 'max' now: give it another name",
     ),
     "how": (
         joined(window=TUMBLING),
