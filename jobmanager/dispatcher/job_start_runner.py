@@ -137,7 +137,8 @@ def prepare_start(
     check.raise_refusal(graph.name, point.uri)
     mark_added(found, point.manifest)
     found.config[PATH_KEY] = point.uri
-    in_doubt = _in_doubt(graph.name, point, config, is_running=is_running(original))
+    may_commit_itself = is_running(point.manifest.job_id)  # whoever has claimed it since
+    in_doubt = _in_doubt(graph.name, point, config, is_running=may_commit_itself)
     found.config[IN_DOUBT_KEY] = in_doubt
     for fate in check.dropped:
         _log.warning(
