@@ -18,9 +18,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
-from typing import NoReturn, Protocol
+from typing import Final, NoReturn, Protocol
 
 import pyarrow as pa
+import structlog
 
 from common.elements import (
     ControlElement,
@@ -34,6 +35,11 @@ from common.elements import (
 )
 from taskmanager.operators.operator import Handling, Operator
 from taskmanager.user_code.user_failure import failure_of_operator, name_unread_columns
+
+_UNREAD_TOLD_MAX: Final = 16
+"""Side outputs that nobody reads and that are told, of a subtask."""
+
+_log = structlog.get_logger()
 
 SOURCE = -1
 """Node that stands for the chain's input."""
@@ -139,6 +145,7 @@ class OperatorChain:
         self._idle_nodes = [
             node for node, operator in enumerate(operators) if _overrides(operator, "on_idle")
         ]
+        self._unread_sides: set[tuple[int, str]] = set()
         # With the batch that an operator was called with, None where it was called with something else.
         self._stack: list[_Call] = []
         self._later: deque[_Call] = deque()
@@ -210,15 +217,25 @@ class OperatorChain:
         elif isinstance(element, SideOutput):
             if element.batch.num_rows:
                 key = (node, element.tag)
-                self._deliver_batch(
-                    self._side_children.get(key, ()),
-                    self._side_outputs.get(key, ()),
-                    element.batch,
-                )
+                children = self._side_children.get(key, ())
+                outputs = self._side_outputs.get(key, ())
+                if not children and not outputs:
+                    self._tell_unread(node, element.tag)
+                self._deliver_batch(children, outputs, element.batch)
         elif isinstance(element, WrittenFiles):
             self._deliver_files(node, element)
         elif not isinstance(element, Pause):
             self._deliver_control(node, element)
+
+    def _tell_unread(self, node: int, tag: str) -> None:
+        """Rows of a side output that nobody reads are dropped: that is told once."""
+        if (node, tag) in self._unread_sides or len(self._unread_sides) == _UNREAD_TOLD_MAX:
+            return
+        self._unread_sides.add((node, tag))
+        read = {of for by, of in (*self._side_children, *self._side_outputs) if by == node}
+        _log.warning(
+            "side_output.unread", operator=self._names.get(node, ""), tag=tag, read=sorted(read)
+        )
 
     def _deliver_batch(
         self, children: Sequence[int], outputs: Sequence[Output], batch: pa.RecordBatch

@@ -1,6 +1,7 @@
 """The chain: order on every path, stopping between any two elements, side outputs, the end."""
 
 import pyarrow as pa
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,6 +100,28 @@ def test_side_outputs_take_their_rows_and_all_control_elements():
     feed(chain, rows(1, 2, 3), Watermark(1))
     assert main.elements == [2, Watermark(1)]
     assert side.elements == [1, 3, Watermark(1)]
+
+
+def test_a_side_output_that_nobody_reads_is_told_once():
+    """A name that is written otherwise where it is read would be empty without a word."""
+    main, side = Recorder(), Recorder()
+    chain = OperatorChain(
+        [Split()], [(SOURCE, "")], [(0, "", main), (0, "ood", side)], {0: "split"}
+    )
+    with structlog.testing.capture_logs() as logs:
+        chain.start(SOURCE, [rows(2, 4)])
+        chain.run()
+        assert not logs, "nothing was written to it"
+        chain.start(SOURCE, [rows(1, 2), rows(3)])
+        chain.run()
+    assert (main.elements, side.elements) == ([2, 4, 2], [])
+    [told] = logs
+    assert (told["event"], told["operator"], told["tag"], told["read"]) == (
+        "side_output.unread",
+        "split",
+        "odd",
+        ["ood"],
+    )
 
 
 def test_the_end_of_an_origin_stays_in_the_chain():
