@@ -5,7 +5,7 @@ A frame is a header of 32 bytes and a payload::
     magic u16 | kind u8 | flags u8 | payload length u32 | channel u32 | schema id u32
     | sequence u64 | row offset u64                                    (little endian)
 
-``sequence`` numbers the in-order frames of a channel from 0 (SCHEMA, BATCH, CONTROL); out-of-band
+``sequence`` numbers what a producer sends on a channel from 0 (SCHEMA, BATCH, CONTROL); other
 frames carry 0. ``row offset`` is the number of rows the channel carried before this batch.
 
 ``FrameDecoder`` turns a byte stream cut anywhere into frames. It names the memory to read into, so
@@ -64,7 +64,6 @@ class FrameKind(enum.IntEnum):
     BATCH = 6  # producer
     CONTROL = 7  # producer
     CREDIT = 8  # consumer
-    ANNOUNCE = 9  # producer, out of band
     CANCEL_CHANNEL = 10  # consumer
     CHANNEL_ERROR = 11  # producer
     RELEASED = 12  # producer: its attempt is over, and the rows are gone with it

@@ -20,9 +20,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from common.elements import (
-    CheckpointBarrier,
     ControlElement,
-    EndOfData,
     EndOfPartition,
     StreamElement,
     Watermark,
@@ -63,7 +61,6 @@ class InputChannel:
         credit_bytes: the credit window.
         on_data: called when the channel has something to take after it had nothing.
         on_failure: called when the channel cannot go on, with the reason.
-        on_announced: called when a barrier or an end of data is known to be on its way.
     """
 
     def __init__(
@@ -74,7 +71,6 @@ class InputChannel:
         *,
         on_data: Callable[[InputChannel], None],
         on_failure: Callable[[Exception], None],
-        on_announced: Callable[[int, ControlElement], None],
     ) -> None:
         self.index = index
         self.name = name
@@ -90,7 +86,6 @@ class InputChannel:
         """Payload of the batch taken last."""
         self._on_data = on_data
         self._on_failure = on_failure
-        self._on_announced = on_announced
         self._queue: deque[_Arrived | ControlElement] = deque()
         self._schemas: dict[int, pa.Schema] = {}
         self._next_sequence = 0
@@ -148,9 +143,6 @@ class InputChannel:
         """
         if self._is_closed or self.is_finished:
             return
-        if frame.kind is FrameKind.ANNOUNCE:
-            self._on_announced(self.index, decode_control(frame.payload))
-            return
         if frame.sequence != self._next_sequence:
             raise FrameError(
                 f"{self.name}: frame {frame.sequence} came where {self._next_sequence} was expected"
@@ -173,16 +165,8 @@ class InputChannel:
 
     def control_arrived(self, element: ControlElement) -> None:
         """Takes a control element."""
-        if self._is_closed or self.is_finished:
-            return
-        if self._queue and isinstance(element, CheckpointBarrier | EndOfData):
-            self._on_announced(self.index, element)
-        self._arrive(element)
-
-    def announced(self, element: ControlElement) -> None:
-        """An element of a producer in the same process is on its way."""
         if not self._is_closed and not self.is_finished:
-            self._on_announced(self.index, element)
+            self._arrive(element)
 
     def _arrive(self, arrived: _Arrived | ControlElement) -> None:
         self.has_arrived = True

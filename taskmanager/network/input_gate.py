@@ -87,7 +87,6 @@ class InputGate:
         supply: is told when a kept channel has lost its producer; needed where there are such channels.
         on_available: ``poll`` may have something after it had nothing.
         on_error: called once, when a channel cannot go on.
-        on_announcement: a barrier or an end of data is on its way behind queued batches.
         on_release: called once with the channels when they have been closed.
         is_exactly_once: channels are blocked while barriers are being aligned.
         first_checkpoint_id: barriers of checkpoints before this one are not meant for the subtask.
@@ -103,7 +102,6 @@ class InputGate:
         supply: SupplyListener | None = None,
         on_available: Callable[[], None],
         on_error: Callable[[Exception], None],
-        on_announcement: Callable[[int, ControlElement], None] | None = None,
         on_release: Callable[[Sequence[InputChannel]], None] = _ignore_release,
         is_exactly_once: bool = True,
         first_checkpoint_id: int = 0,
@@ -112,7 +110,6 @@ class InputGate:
         self._counters = counters
         self._on_available = on_available
         self._on_error = on_error
-        self._on_announcement = on_announcement
         self._on_release = on_release
         self.origins = tuple(spec.name for spec in specs)
         self.current_channel = 0
@@ -161,7 +158,6 @@ class InputGate:
                 credit_bytes,
                 on_data=self._channel_has_data,
                 on_failure=self._channel_failed,
-                on_announced=self._announced,
             )
         if supply is None:
             raise InvariantViolation(f"nobody connects {spec.name} again")
@@ -173,7 +169,6 @@ class InputGate:
             supply=supply,
             on_data=self._channel_has_data,
             on_failure=self._channel_failed,
-            on_announced=self._announced,
         )
 
     @property
@@ -394,7 +389,3 @@ class InputGate:
         if not self._has_failed and not self._is_released:
             self._has_failed = True
             self._on_error(error)
-
-    def _announced(self, channel_index: int, element: ControlElement) -> None:
-        if self._on_announcement is not None and not self._is_released:
-            self._on_announcement(channel_index, element)

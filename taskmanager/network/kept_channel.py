@@ -109,7 +109,6 @@ class KeptInputChannel(InputChannel):
         supply: SupplyListener,
         on_data: Callable[[InputChannel], None],
         on_failure: Callable[[Exception], None],
-        on_announced: Callable[[int, ControlElement], None],
     ) -> None:
         super().__init__(
             index,
@@ -117,7 +116,6 @@ class KeptInputChannel(InputChannel):
             credit_bytes,
             on_data=on_data,
             on_failure=on_failure,
-            on_announced=on_announced,
         )
         self.spec = spec
         self.position = start = spec.start

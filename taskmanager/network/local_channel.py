@@ -94,14 +94,6 @@ class LocalChannel(SubpartitionReader, Upstream):
         self._channel.control_arrived(element)
 
     @override
-    def announce(self, element: ControlElement) -> None:
-        self._channel.announced(element)
-
-    @override
-    def is_backlogged(self) -> bool:
-        return False
-
-    @override
     def partition_released(self) -> None:
         self._view = None
         self._channel.released()

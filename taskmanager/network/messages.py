@@ -130,7 +130,7 @@ _BARRIER_HEAD = struct.Struct("<BqqqBBBB")
 
 
 def encode_control(element: ControlElement) -> bytes:
-    """A control element as the payload of a CONTROL or ANNOUNCE frame."""
+    """A control element as the payload of a CONTROL frame."""
     match element:
         case Watermark(timestamp_ms):
             return _TIMESTAMP.pack(_WATERMARK, timestamp_ms)

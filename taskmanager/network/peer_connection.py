@@ -277,7 +277,7 @@ class PeerConnection(LinkHandler, ChannelCarrier):
 
     def _channel_frame(self, frame: Frame) -> None:
         match frame.kind:
-            case FrameKind.BATCH | FrameKind.CONTROL | FrameKind.SCHEMA | FrameKind.ANNOUNCE:
+            case FrameKind.BATCH | FrameKind.CONTROL | FrameKind.SCHEMA:
                 channel = self._input(frame)
                 if channel is not None:
                     channel.frame_arrived(frame)

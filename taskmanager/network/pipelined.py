@@ -22,9 +22,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import (
-    CheckpointBarrier,
     ControlElement,
-    EndOfData,
     EndOfPartition,
     Watermark,
 )
@@ -148,8 +146,6 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
         self._put_control(element)
         self._is_finished = isinstance(element, EndOfPartition)
         self.pump()
-        if isinstance(element, CheckpointBarrier | EndOfData):
-            self._announce(element)
 
     @override
     def flush(self) -> None:
@@ -198,9 +194,6 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
         if was_awaited and not self.is_blocked:
             self.flush()
             self._on_unblocked()
-        for element in self._queue:
-            if isinstance(element, CheckpointBarrier | EndOfData):
-                reader.announce(element)
 
     @override
     def detach(self, *, is_complete: bool) -> None:
@@ -287,8 +280,3 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
     def _count_waiting(self, change: int) -> None:
         self._waiting_batches += change
         self._load.waiting_batches += change
-
-    def _announce(self, element: ControlElement) -> None:
-        reader = self._reader
-        if reader is not None and (self._queue or reader.is_backlogged()):
-            reader.announce(element)

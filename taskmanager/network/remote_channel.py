@@ -18,7 +18,7 @@ from common.elements import ControlElement
 from penstock.rows.schema import schema_to_bytes
 from taskmanager.network.batch_codec import encode_batch, has_dictionary
 from taskmanager.network.credit import SenderCredit, charge_of
-from taskmanager.network.frames import FLAG_STREAM, FrameKind, encode_frame, encode_header
+from taskmanager.network.frames import FLAG_STREAM, FrameKind, encode_header
 from taskmanager.network.input_channel import Upstream
 from taskmanager.network.messages import encode_control, encode_credit
 from taskmanager.network.partition_registry import PartitionRequest
@@ -165,16 +165,6 @@ class RemoteReader(SubpartitionReader):
         payload = encode_control(element)
         sequence = self._take_sequence()
         self._connection.send(FrameKind.CONTROL, self._channel_id, payload, sequence=sequence)
-
-    @override
-    def announce(self, element: ControlElement) -> None:
-        if not self._connection.is_closed:
-            frame = encode_frame(FrameKind.ANNOUNCE, self._channel_id, encode_control(element))
-            self._connection.link.send((frame,), urgent=True)
-
-    @override
-    def is_backlogged(self) -> bool:
-        return not self._connection.is_closed and self._connection.link.is_backlogged()
 
     @override
     def partition_released(self) -> None:

@@ -68,7 +68,6 @@ class SocketLink(Link):
         self._decoder = FrameDecoder()
         self._lock = threading.Lock()
         self._io_writes = False
-        self._urgent: deque[Sequence[Buffer]] = deque()
         self._queue: deque[Sequence[Buffer]] = deque()
         self._unfinished: list[memoryview] = []  # rest of a frame that has begun to go out
         self._close_when_drained: str | None = None
@@ -80,23 +79,19 @@ class SocketLink(Link):
     # ------------------------------------------------------------ mailbox thread
 
     @override
-    def send(self, buffers: Sequence[Buffer], *, urgent: bool = False) -> None:
+    def send(self, buffers: Sequence[Buffer]) -> None:
         if self._is_closed or self._close_when_drained is not None:
             return
         if self._io_writes:
             with self._lock:
                 if self._io_writes:
-                    (self._urgent if urgent else self._queue).append(buffers)
+                    self._queue.append(buffers)
                     return
         rest = self._write_now(buffers)
         if rest:
             self._unfinished = rest
             self._io_writes = True
             self._runner.submit(self._begin_writing)
-
-    @override
-    def is_backlogged(self) -> bool:
-        return self._io_writes
 
     @override
     def open_limits(self) -> None:
@@ -241,9 +236,8 @@ class SocketLink(Link):
     def _next_frame(self) -> bool:
         """Begins the next queued frame; with none left the mailbox thread writes again."""
         with self._lock:
-            frames = self._urgent or self._queue
-            if frames:
-                self._unfinished = [memoryview(buffer) for buffer in frames.popleft()]
+            if self._queue:
+                self._unfinished = [memoryview(buffer) for buffer in self._queue.popleft()]
                 return True
             self._io_writes = False
             reason = self._close_when_drained

@@ -47,12 +47,6 @@ class SubpartitionReader(Protocol):
     def send_control(self, element: ControlElement) -> None:
         """Sends a control element behind what was sent before."""
 
-    def announce(self, element: ControlElement) -> None:
-        """Lets the consumer know, ahead of what is queued, that the element is on its way."""
-
-    def is_backlogged(self) -> bool:
-        """True while something sent before has not left this process."""
-
     def partition_released(self) -> None:
         """The producer has gone; nothing follows."""
 

@@ -44,7 +44,7 @@ class LinkHandler(Protocol):
         """The link that was asked for with ``connect`` is there, and the greeting is on its way."""
 
     def frames_arrived(self, frames: Sequence[Frame]) -> None:
-        """Frames in the order they were sent (urgent ones ahead of others)."""
+        """Frames in the order they were sent."""
 
     def link_closed(self, reason: str) -> None:
         """The last call: the link is gone, or could not be opened."""
@@ -53,11 +53,8 @@ class LinkHandler(Protocol):
 class Link(Protocol):
     """One connection; order is kept."""
 
-    def send(self, buffers: Sequence[Buffer], *, urgent: bool = False) -> None:
-        """Sends one frame, given in parts; urgent ones overtake frames that are queued."""
-
-    def is_backlogged(self) -> bool:
-        """True while frames are queued here."""
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Sends one frame, given in parts."""
 
     def open_limits(self) -> None:
         """The peer has identified itself: it is read on, and large frames are allowed."""

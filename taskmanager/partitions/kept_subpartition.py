@@ -22,7 +22,6 @@ from typing_extensions import override
 from common.elements import (
     CheckpointBarrier,
     ControlElement,
-    EndOfData,
     EndOfPartition,
     Watermark,
 )
@@ -211,9 +210,6 @@ class KeptSubpartition(Subpartition, CacheMember):
             self.barrier_row = self.log.end_row
             self.log.mark(element.checkpoint_id)
         self._pump()
-        if isinstance(element, CheckpointBarrier | EndOfData):
-            for view in self._views:
-                view.announce(element)
 
     @override
     def flush(self) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import pyarrow as pa
 from typing_extensions import override
 
-from common.elements import CheckpointBarrier, CheckpointCancelled, ControlElement, EndOfData
+from common.elements import CheckpointBarrier, CheckpointCancelled, ControlElement
 from penstock.errors import PartitionUnavailable, StreamError
 from taskmanager.network.subpartition import (
     PreparedBatch,
@@ -129,10 +129,6 @@ class LogView(SubpartitionView):
         for element in self._log.state_before(self.index):
             reader.send_control(element)
         self.serve()
-        for index in range(self.index, self._log.end_index):
-            entry = self._log.entry(index)
-            if isinstance(entry, ControlEntry) and self._is_meant(index, entry.element):
-                self.announce(entry.element)
 
     @override
     def serve(self) -> None:
@@ -200,16 +196,6 @@ class LogView(SubpartitionView):
         """The last entry, a watermark, has been replaced by one that is to be sent too."""
         if self.is_caught_up:
             self.index -= 1
-
-    def announce(self, element: ControlElement) -> None:
-        """Lets the consumer know of a barrier, or of the end of data, that has to wait."""
-        reader = self.reader
-        if (
-            reader is not None
-            and isinstance(element, CheckpointBarrier | EndOfData)
-            and (not self.is_caught_up or reader.is_backlogged())
-        ):
-            reader.announce(element)
 
     def released(self) -> None:
         """The log is no more, or another has taken the reader's place."""

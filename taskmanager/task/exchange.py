@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 
 from common.clock import Clock
-from common.elements import ControlElement
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.partition_id import PartitionId
@@ -201,7 +200,6 @@ class DataExchange:
         counters: ExchangeCounters,
         on_available: Callable[[], None],
         on_error: Callable[[Exception], None],
-        on_announcement: Callable[[int, ControlElement], None] | None = None,
         positions: Sequence[checkpoint_pb2.ChannelPosition] = (),
         first_checkpoint_id: int = 0,
     ) -> InputGate:
@@ -225,7 +223,6 @@ class DataExchange:
             supply=self._connector,
             on_available=on_available,
             on_error=on_error,
-            on_announcement=on_announcement,
             on_release=self._connector.forget,
             is_exactly_once=self._config.execution_checkpointing_mode == "exactly-once",
             first_checkpoint_id=first_checkpoint_id,

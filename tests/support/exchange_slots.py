@@ -92,7 +92,6 @@ class Slot:
     Attributes:
         errors: what ``on_error`` was called with.
         wakes: how often ``on_available`` was called.
-        announced: (channel, element) of announcements.
         unreachable: slot ids of the peers that were called so.
     """
 
@@ -102,7 +101,6 @@ class Slot:
         self.counters = SubtaskCounters()
         self.errors: list[Exception] = []
         self.wakes = 0
-        self.announced: list[tuple[int, object]] = []
         self.unreachable: list[str] = []
 
     def wake(self) -> None:
@@ -140,7 +138,6 @@ class Slot:
             self.counters,
             self.wake,
             self.errors.append,
-            lambda channel, element: self.announced.append((channel, element)),
             positions,
             first_checkpoint_id,
         )

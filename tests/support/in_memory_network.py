@@ -182,19 +182,11 @@ class InMemoryLink(Link):
         self._is_closed = False
 
     @override
-    def send(self, buffers: Sequence[Buffer], *, urgent: bool = False) -> None:
+    def send(self, buffers: Sequence[Buffer]) -> None:
         if self._is_closed:
             return
-        data = b"".join(bytes(buffer) for buffer in buffers)
-        if urgent:
-            self._queue.insert(0, data)
-        else:
-            self._queue.append(data)
+        self._queue.append(b"".join(bytes(buffer) for buffer in buffers))
         self._transmit()
-
-    @override
-    def is_backlogged(self) -> bool:
-        return bool(self._queue)
 
     @override
     def open_limits(self) -> None:

@@ -26,7 +26,6 @@ class RecordingReader(SubpartitionReader):
         self.credit = credit
         self.got: list[Any] = []
         self.offsets: list[int] = []
-        self.announced: list[ControlElement] = []
         self.unavailable: list[PartitionUnavailable] = []
 
     @override
@@ -46,14 +45,6 @@ class RecordingReader(SubpartitionReader):
     @override
     def send_control(self, element: ControlElement) -> None:
         self.got.append(element)
-
-    @override
-    def announce(self, element: ControlElement) -> None:
-        self.announced.append(element)
-
-    @override
-    def is_backlogged(self) -> bool:
-        return False
 
     @override
     def partition_released(self) -> None:

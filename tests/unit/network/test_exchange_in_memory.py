@@ -268,17 +268,6 @@ def test_a_blocked_channel_does_not_stall_another_on_its_connection() -> None:
     assert not blocked.is_available()
 
 
-def test_a_barrier_behind_queued_batches_is_announced() -> None:
-    simulation, _, consumer, partition, gate = pair(10, network_credit_bytes=1024)
-    for start in range(0, 3000, 500):
-        partition.emit(numbers(start, 500))
-        partition.flush()
-    partition.emit_control(CheckpointBarrier(4, 0))
-    simulation.loop.run()
-    assert consumer.announced == [(0, CheckpointBarrier(4, 0))]
-    assert gate.channels[0].has_data
-
-
 def test_a_consumer_may_come_before_its_producer() -> None:
     simulation = Simulation(11)
     producer, consumer = simulation.slot("p"), simulation.slot("c")

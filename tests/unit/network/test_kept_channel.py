@@ -94,7 +94,6 @@ class Consumer:
             supply=self.notes,
             on_data=self._has_data,
             on_failure=self.failures.append,
-            on_announced=lambda _index, _element: None,
         )
         self.producer = Producer()
         self.channel.connected(self.producer)

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.elements import (
-    CheckpointBarrier,
     EndOfData,
     EndOfPartition,
     StreamStatus,
@@ -137,17 +136,6 @@ def test_queued_watermarks_are_merged() -> None:
     case.reader.credit = 1
     case.subpartition.pump()
     assert case.shapes() == [10, Watermark(4)]
-
-
-def test_barriers_and_ends_are_announced_when_they_queue_behind_data() -> None:
-    case = Case(credit=0)
-    case.subpartition.add_control(CheckpointBarrier(1, 5))
-    assert case.reader.announced == []
-    case.add(0, 10)
-    case.subpartition.add_control(CheckpointBarrier(2, 6))
-    case.subpartition.add_control(EndOfData())
-    assert case.reader.announced == [CheckpointBarrier(2, 6), EndOfData()]
-    assert case.shapes() == [CheckpointBarrier(1, 5)]
 
 
 def test_a_reader_that_comes_late_gets_everything() -> None:

@@ -299,7 +299,6 @@ def test_a_consumer_has_its_rows_only_when_some_have_come(tmp_path: Path) -> Non
     ignore: Any = lambda *_: None  # noqa: E731
     channel = KeptInputChannel(
         0, "a channel", 1 << 20, spec=spec, supply=listener, on_data=ignore, on_failure=ignore,
-        on_announced=ignore,
     )  # fmt: skip
     for _ in range(2):
         LocalChannel(channel, 1 << 20, slot.partitions, slot.mail.append).subscribe(ID, 0, 0, 0)
