@@ -19,7 +19,7 @@ from common.log import get_logger
 from common.refusal_log import RefusalLog
 from penstock.client.addresses import is_loopback
 from penstock.client.credentials import AUTHORIZATION_KEY, load_token, token_metadata
-from penstock.client.grpc_errors import status_of
+from penstock.client.grpc_errors import handler_like, status_of
 from penstock.errors import ConfigurationError, StreamError, Unauthenticated
 
 __all__ = [
@@ -105,17 +105,7 @@ def refusing(
         tell(context)
         await context.abort(status.code, status.details, status.metadata)
 
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    return make(
-        refuse,
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
+    return handler_like(handler, refuse)
 
 
 def server_interceptors(token: str) -> list[grpc.aio.ServerInterceptor]:

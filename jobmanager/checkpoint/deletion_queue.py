@@ -35,11 +35,6 @@ class DeletionQueue:
         self._retry_ms = FIRST_RETRY_MS
         self._released: dict[str, None] = {}
 
-    @property
-    def path_count(self) -> int:
-        """Paths that are not deleted yet."""
-        return len(self._waiting) + len(self._under_way) + len(self._again)
-
     def paths(self) -> tuple[str, ...]:
         """Paths that are not deleted yet."""
         return (*self._waiting, *self._under_way, *self._again)

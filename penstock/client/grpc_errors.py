@@ -201,6 +201,21 @@ def unanswered(code: grpc.StatusCode, details: str | None) -> str:
     return next(found, f"no connection ({code.name}: {last_error or 'no details'})")
 
 
+def handler_like(handler: Any, call: Callable[[Any, Any], Any]) -> Any:
+    """A handler of the same kind as ``handler``, with the same messages, that does something else."""
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    return make(
+        call,
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+
+
 class ErrorServerInterceptor(grpc.aio.ServerInterceptor):
     """Ends calls whose handler raises with the status of the error.
 
@@ -228,25 +243,9 @@ class ErrorServerInterceptor(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         if handler.response_streaming:
             inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
-            make = (
-                grpc.stream_stream_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_stream_rpc_method_handler
-            )
-            wrapped: Any = self._streaming(inner, method)
-        else:
-            inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
-            make = (
-                grpc.stream_unary_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_unary_rpc_method_handler
-            )
-            wrapped = self._single(inner, method)
-        return make(
-            wrapped,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
+            return handler_like(handler, self._streaming(inner, method))
+        inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
+        return handler_like(handler, self._single(inner, method))
 
     def _single(self, inner: Any, method: str) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(request: Any, context: Any) -> Any:

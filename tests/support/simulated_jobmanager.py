@@ -164,7 +164,7 @@ class SimulatedJobManager:
         return (
             coordinator is not None
             and not coordinator.pending
-            and not coordinator._files.deletions.path_count
+            and not coordinator._files.deletions.paths()
             and not self.loop.threads.count
         )
 

@@ -393,7 +393,7 @@ def test_one_deletion_at_a_time_and_what_is_left_is_tried_again_later() -> None:
     assert of_type(driver.complete(), c.ReportCompleted)
     assert deletions(driver.at(3_000)) == {"a"}
     driver.deleted()
-    assert driver.machine._files.deletions.path_count == 0
+    assert driver.machine._files.deletions.paths() == ()
 
 
 # ---------------------------------------------------------------- clocks, views, errors

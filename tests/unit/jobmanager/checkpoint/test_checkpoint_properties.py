@@ -493,7 +493,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         if self.storing is not None:
             self.store()
         for _ in range(200):
-            if not self.machine._files.deletions.path_count:
+            if not self.machine._files.deletions.paths():
                 break
             if self.deleting:
                 self.finish_deletion(())
