@@ -3,8 +3,9 @@
 Without ``safe``: fractions, and digits beyond the target's scale or resolution, are cut; a value that
 lies outside of the target's range is an error, as is text that does not parse. With ``safe`` every loss
 is an error. Arrow alone guarantees neither (floats beyond the integer range and decimals beyond the
-precision come out as garbage), so those pairs of types go through an intermediate step here. Casts
-between nested types are always safe.
+precision come out as garbage, and so do integers as times of day), so those pairs of types are checked
+or go through an intermediate step here. A narrower float is rounded to, infinity included. Casts between
+nested types are always safe.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from penstock.rows.column_values import UNITS_PER_DAY
 from penstock.rows.time_text import time_texts
 
 Kernel = Callable[[Any], Any]
@@ -29,6 +31,8 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
     is_text = pt.is_string(target) or pt.is_large_string(target)
     if is_text and (pt.is_timestamp(source) or pt.is_date(source)):
         return lambda value: time_texts(value, target)
+    if pt.is_integer(source) and pt.is_time(target):
+        return _integer_to_time(target)
     if safe:
         direct = _direct(_options(target, truncate=False))
         if not _needs_round_trip(source, target):
@@ -37,10 +41,29 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
         return lambda value: _unchanged(value, direct(value), back)
     if pt.is_floating(source) and pt.is_integer(target):
         checked = _direct(_options(target, truncate=False))
+        if pt.is_float16(source):  # Arrow has no trunc for it
+            widened = _direct(_options(pa.float32(), truncate=False))
+            return lambda value: checked(pc.trunc(widened(value)))
         return lambda value: checked(pc.trunc(value))
     if pt.is_decimal(target):
         return _to_decimal(source, target)
     return _direct(_options(target, truncate=not pt.is_nested(target)))
+
+
+def _integer_to_time(target: pa.DataType) -> Kernel:
+    direct = _direct(_options(target, truncate=False))
+    limit = UNITS_PER_DAY[target.unit]
+
+    def cast(value: Any) -> Any:
+        inside = pc.and_(pc.greater_equal(value, 0), pc.less(value, limit))
+        if pc.all(inside, min_count=0).as_py() is False:
+            outside = value if isinstance(value, pa.Scalar) else value.filter(pc.invert(inside))[0]
+            raise pa.ArrowInvalid(
+                f"{outside.as_py()} is no time of day as {target}, which has 0 to {limit - 1}"
+            )
+        return direct(value)
+
+    return cast
 
 
 def _to_decimal(source: pa.DataType, target: pa.DataType) -> Kernel:
@@ -78,7 +101,7 @@ def _needs_round_trip(source: pa.DataType, target: pa.DataType) -> bool:
     elif pt.is_decimal(source):
         kinds = (pt.is_floating,)
     elif pt.is_integer(source):
-        kinds = (pt.is_boolean,)
+        kinds = (pt.is_boolean, pt.is_float16)
     elif pt.is_timestamp(source):
         kinds = (pt.is_date, pt.is_time)
     else:

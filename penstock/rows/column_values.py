@@ -177,6 +177,8 @@ def _decode_timestamps(array: pa.Array, exact: bool) -> list[Any]:
 
 _UTC_NAMES = frozenset({"UTC", "ETC/UTC", "Z", "+00:00", "GMT"})
 _UNIT_US: dict[str, float] = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 0.001}
+UNITS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+"""What a time of day in each unit is less than."""
 
 
 def _check_datetime_range(array: pa.Array, unit_us: float) -> None:
@@ -228,6 +230,8 @@ def _check_exact(values: Sequence[object], field: pa.Field) -> None:
     elif pt.is_floating(kind):
         suspects = kinds & _BOOL
     elif pt.is_temporal(kind):
+        if pt.is_time(kind):
+            _check_times(values, field)
         suspects = {k for k in kinds if k is bool or issubclass(k, float | np.floating)}
     elif pt.is_binary(kind) or pt.is_large_binary(kind):
         suspects = kinds & _STR
@@ -237,6 +241,19 @@ def _check_exact(values: Sequence[object], field: pa.Field) -> None:
         for index, value in enumerate(values):
             if type(value) in suspects and not _is_integral(value, kind):
                 raise _mismatch(value, field, index)
+
+
+def _check_times(values: Sequence[object], field: pa.Field) -> None:
+    """Refuses times of day with a zone, which Arrow leaves out, and numbers beyond the day."""
+    for index, value in enumerate(values):
+        if isinstance(value, dt.time):
+            fits = value.tzinfo is None
+        elif isinstance(value, int | np.integer):
+            fits = 0 <= int(value) < UNITS_PER_DAY[field.type.unit]
+        else:
+            continue
+        if not fits:
+            raise _mismatch(value, field, index)
 
 
 _NONE = {type(None)}

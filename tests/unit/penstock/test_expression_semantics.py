@@ -441,3 +441,40 @@ def test_a_decimal_that_is_rounded_beyond_its_digits_is_an_error(
     assert fits[1] is None
     assert fits[0] == 0
     assert fits[2] in (Decimal("1.10"), Decimal(1), Decimal(2))
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")]
+)
+@pytest.mark.parametrize("safe", [False, True])
+def test_an_integer_beyond_the_day_is_no_time(kind: pa.DataType, safe: bool) -> None:
+    """Arrow takes it: 86,400 s read as 00:00, -1 s as 23:59:59, each beside the true one as another key."""
+    units = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}[kind.unit]
+    number = pa.int32() if pa.types.is_time32(kind) else pa.int64()
+    cast = col("n").cast(kind, safe=safe)
+    for outside in (86_400 * units, -1):
+        rows = pa.RecordBatch.from_pydict({"n": pa.array([0, None, outside], number)})
+        assert cast.compile(rows.schema)(rows.slice(0, 2)).cast(number).to_pylist() == [0, None]
+        with pytest.raises(BadRow, match=f"{outside} is no time of day") as failed:
+            values(cast, rows)
+        assert failed.value.row_index == 2
+    last = pa.RecordBatch.from_pydict({"n": pa.array([86_400 * units - 1], number)})
+    assert cast.compile(last.schema)(last).cast(number).to_pylist() == [86_400 * units - 1]
+    with pytest.raises(ps.ExpressionError, match="is no time of day"):
+        values(ps.lit(pa.scalar(-1, number)).cast(kind, safe=safe))
+
+
+@pytest.mark.parametrize("kind", [pa.int16(), pa.int64(), pa.uint64()])
+def test_a_safe_cast_of_an_integer_to_half_a_float_loses_nothing(kind: pa.DataType) -> None:
+    """Arrow's own safe cast makes 2,049 2,048, and 1,000,000 infinity."""
+    cast = col("n").cast("float16", safe=True)
+    fits = pa.RecordBatch.from_pydict({"n": pa.array([2048, None, 0], kind)})
+    assert values(cast, fits) == [2048.0, None, 0.0]
+    for lost in [2049] if kind == pa.int16() else [2049, 1_000_000]:
+        with pytest.raises(BadRow, match=f"{lost} would change|inf was truncated"):
+            values(cast, pa.RecordBatch.from_pydict({"n": pa.array([lost], kind)}))
+
+
+def test_half_a_float_is_cast_to_an_integer() -> None:
+    rows = pa.RecordBatch.from_pydict({"f": pa.array([1.5, -1.5, None]).cast("float16")})
+    assert values(col("f").cast("int8"), rows) == [1, -1, None]
