@@ -112,10 +112,6 @@ def assert_older_is_taken(job: LedgerJob, taken: list[int], damaged: Path) -> No
     everything is there exactly once.
     """
     job.kill_a_slot()
-    assert_older_runs(job, taken, damaged)
-
-
-def assert_older_runs(job: LedgerJob, taken: list[int], damaged: Path) -> None:
     failures = job.await_restart(taken[1])
     log = job.cluster.wait_for_log("jobmanager", "checkpoint.unreadable", job_id=job.handle.job_id)
     assert log["checkpoint_id"] == taken[2]
@@ -151,16 +147,6 @@ def test_a_damaged_state_file_uses_up_no_restart(job: LedgerJob) -> None:
     largest = job.own_files()[0]
     alter(largest)
     assert_older_is_taken(job, taken, largest)
-
-
-def test_a_state_file_is_damaged_where_there_are_no_restarts(job: LedgerJob) -> None:
-    job.submit(restart_strategy__type="none")
-    taken = take_three(job)
-    largest = job.own_files()[0]
-    job.kill_the_jobmanager()
-    alter(largest)
-    job.cluster.start(taskmanagers=2)
-    assert_older_runs(job, taken, largest)
 
 
 @pytest.mark.parametrize("damage", HEAD_DAMAGE)
