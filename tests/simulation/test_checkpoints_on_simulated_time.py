@@ -24,7 +24,7 @@ from tests.support.examples import RUNS_ALL, half_of
 from tests.support.simulated_cluster import SimulatedCluster
 from tests.support.simulated_run import draw_run, simulate, simulate_run
 
-SEEDS, SEEDS_PER_TEST = half_of(range(300, 360)), 10
+SEEDS, SEEDS_PER_TEST = half_of(range(315, 495, 3)), 10
 
 
 def told_pairs(cluster: SimulatedCluster) -> dict[str, int]:
