@@ -22,7 +22,7 @@ from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.task.exchange import DataExchange, SlotIdentity
 from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
 
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
 PIPELINED = graph_pb2.RESULT_PARTITION_TYPE_PIPELINED
 CACHING = graph_pb2.RESULT_PARTITION_TYPE_CACHING
 BLOCKING = graph_pb2.RESULT_PARTITION_TYPE_BLOCKING

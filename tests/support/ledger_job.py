@@ -23,7 +23,7 @@ from tests.support.committed_files import Table
 from tests.support.ledger import Ledger, check_exactly_once
 from tests.support.processes import DaemonCluster, Deadline, wait_ended
 
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 ON_DEMAND = "1h"
 """An interval at which no checkpoint comes by itself."""
 

@@ -21,7 +21,7 @@ from penstock.client.client import Client
 from tests.support.processes import DaemonCluster, wait_ended
 from tests.support.watched_job import Placed, Subtask, WatchedJob, placed
 
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 ROWS = 40_000
 KEYS = 11
 CONFIG = {

@@ -16,7 +16,7 @@ from penstock.errors import StreamError
 from penstock.pb import client_pb2
 from tests.support.processes import DaemonCluster, Deadline
 
-DEADLINE_S = 60.0
+DEADLINE_S = 90.0
 LOOK_MS = 50
 
 Subtask = tuple[str, int]

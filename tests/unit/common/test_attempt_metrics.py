@@ -1,14 +1,17 @@
 """Aim: a scrape stays quick and its labels bounded, whatever runs.
 
-Method: the collector on made-up reports of 200 subtasks; its time on the processor, the best of some runs.
+Method: the collector on made-up reports of 200 subtasks; its time on the processor beside what writing as many samples takes
+the client library, the best of some runs by turns: together less than 50 ms on a machine where that takes 40.
 """
 
 from __future__ import annotations
 
 import time
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from typing_extensions import override
 
 from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from common.metrics import AttemptMetricsCollector, NamedMetrics
@@ -17,7 +20,6 @@ from penstock.pb import client_pb2
 from taskmanager.state.state_sizes import OTHERS, STATES_MAX, DatabaseSizes, StateSizes, note_sizes
 
 SUBTASKS = 200
-LIMIT_S = 0.05
 
 
 def named(index: int, gauges: internal_pb2.SubtaskGauges, watermark_ms: int = 1) -> NamedMetrics:
@@ -28,21 +30,40 @@ def named(index: int, gauges: internal_pb2.SubtaskGauges, watermark_ms: int = 1)
 
 
 def shown(attempts: list[NamedMetrics], now_ms: int = 5_000) -> bytes:
+    return written(AttemptMetricsCollector(lambda: attempts, lambda: now_ms))
+
+
+def written(collector: Collector) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(AttemptMetricsCollector(lambda: attempts, lambda: now_ms))
+    registry.register(collector)
     return generate_latest(registry)
 
 
-def test_a_scrape_of_200_subtasks_takes_less_than_50_ms() -> None:
+class Collected(Collector):
+    """Gives what another has collected."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._families = list(collector.collect())
+
+    @override
+    def collect(self) -> list[Metric]:
+        return self._families
+
+
+def test_a_scrape_of_200_subtasks_takes_little_more_than_writing_it() -> None:
     gauges = internal_pb2.SubtaskGauges(states=[internal_pb2.StateSize(state="counts/seen")])
     attempts = [named(index, gauges) for index in range(SUBTASKS)]
-    times = []
-    for _ in range(5):
-        started_s = time.process_time()
-        text = shown(attempts)
-        times.append(time.process_time() - started_s)
-    assert text.count(b"penstock_subtask_records_in_total{") == SUBTASKS
-    assert min(times) < LIMIT_S
+    collector = AttemptMetricsCollector(lambda: attempts, lambda: 5_000)
+    collected = Collected(collector)
+    times: dict[Collector, list[float]] = {collector: [], collected: []}
+    for _ in range(7):
+        for one, took in times.items():
+            started_s = time.process_time()
+            text = written(one)
+            took.append(time.process_time() - started_s)
+            assert text.count(b"penstock_subtask_records_in_total{") == SUBTASKS
+    assert text.count(b"\n") < 30 * SUBTASKS
+    assert min(times[collector]) < 1.75 * min(times[collected])
 
 
 def test_of_many_states_only_the_largest_have_a_label() -> None:

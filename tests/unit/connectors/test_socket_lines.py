@@ -17,7 +17,7 @@ from penstock.connectors import socket_source
 from penstock.connectors.source import END, Reader
 from penstock.errors import BadRecord, TaskFailure
 
-DEADLINE_S = 10
+DEADLINE_S = 90
 
 
 @pytest.fixture

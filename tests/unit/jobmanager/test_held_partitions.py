@@ -21,7 +21,7 @@ from penstock.errors import Unrecoverable
 from penstock.partition_id import PartitionId
 from penstock.pb import client_pb2
 
-DEADLINE_S = 10.0
+DEADLINE_S = 90.0
 
 
 def run(scenario: Any) -> None:

@@ -40,7 +40,7 @@ FORKSERVER_ARGUMENTS = [
     "--preload",
     "",
 ]
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
 
 
 def slot_environment(**extra: str) -> dict[str, str]:

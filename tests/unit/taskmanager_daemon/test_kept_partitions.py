@@ -30,7 +30,7 @@ from tests.support.exchange_slots import ThreadedSlot, drain, input_edge, rows_o
 from tests.support.sealed_partitions import partition_message, seal_rows, write_rows
 
 ONE, TWO = PartitionId("e0", "v0", 0, 0), PartitionId("e0", "v0", 1, 0)
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
 MIB = 1 << 20
 
 
