@@ -15,7 +15,7 @@ BLOCK = re.compile(
     r"^(?:<!-- (?P<what>install|file: (?P<file>\S+)) -->\n)?^```(?:sh|python)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-DEADLINE_S = 100
+DEADLINE_S = 200
 
 
 @pytest.mark.integration
