@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,21 +49,26 @@ def find(requests: S3Requests, key: str) -> FoundObject | None:
     Raises:
         StoreTransient: it cannot be looked at now.
     """
-    try:
+    with contextlib.suppress(StoreNotFound):
         return requests.call(
-            "HeadObject",
-            "read",
-            key,
-            then=lambda answer: found_object(key, answer["ContentLength"], answer),
-            Key=key,
+            "HeadObject", "read", key, then=lambda answer: _described(key, answer), Key=key
         )
-    except StoreNotFound:
-        # The answer to HeadObject has no body, which would tell a bucket that is not there from an object.
-        page = _list(requests, "ListObjectsV2", key, {"MaxKeys": 1})
-        for one in page.get("Contents", ()):
-            if one["Key"] == key:
-                return found_object(key, one["Size"], one)
-        return None
+    # The answer to HeadObject has no body, which would tell a bucket that is not there from an object.
+    with contextlib.suppress(StoreNotFound):
+        return requests.call(
+            "GetObject", "read", key, then=lambda answer: _unread(key, answer), Key=key
+        )
+    return None
+
+
+def _described(key: str, answer: Mapping[str, Any]) -> FoundObject:
+    return found_object(key, answer["ContentLength"], answer)
+
+
+def _unread(key: str, answer: Mapping[str, Any]) -> FoundObject:
+    """It has come since it was looked at."""
+    answer["Body"].close()
+    return _described(key, answer)
 
 
 def parts_below(requests: S3Requests, prefix: str) -> Iterator[str]:
