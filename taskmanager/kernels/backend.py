@@ -3,24 +3,53 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.storage.file_locks import LockedFile
 
 if TYPE_CHECKING:
     from taskmanager.kernels.compiled import Kernels
+
+_COMPILING_MAX_S: Final = 300.0
+_LOCK_NAME: Final = "kernels.lock"
 
 
 @functools.cache
 def kernels() -> Kernels:
     """The kernels, compiled or loaded when first asked for (see ``warm_up``)."""
-    from taskmanager.kernels import compiled
+    import numba
 
-    return compiled.Kernels()
+    with ExitStack() as alone:
+        if numba.config.CACHE_DIR:
+            enter_alone(alone, Path(numba.config.CACHE_DIR))
+        from taskmanager.kernels import compiled
+
+        return compiled.Kernels()
 
 
 def warm_up() -> None:
     """Compiles all kernels, or loads them from ``NUMBA_CACHE_DIR``; starts no thread.
 
     Called before the first slot process is forked, so that a task never waits for a compiler: every
-    kernel has fixed signatures and is ready when this returns.
+    kernel has fixed signatures and is ready when this returns. Of processes that share the directory one compiles.
     """
     kernels()
+
+
+def enter_alone(stack: ExitStack, cache: Path, wait_max_s: float = _COMPILING_MAX_S) -> None:
+    """Waits for whoever compiles into this directory: what they have compiled is loaded then.
+
+    Who cannot be waited for is no reason to fail: compiling beside them costs time alone.
+    """
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(LockedFile(cache / _LOCK_NAME, wait_max_s))
+    except OSError as error:
+        warnings.warn(
+            f"kernels are compiled beside others that may do so too: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )

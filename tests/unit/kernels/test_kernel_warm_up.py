@@ -6,8 +6,13 @@ import inspect
 import os
 import subprocess
 import sys
+import warnings
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
+from taskmanager.kernels.backend import enter_alone
 from taskmanager.kernels.compiled import Kernels
 from tests.support.kernel_twins import kernels as twins
 
@@ -58,3 +63,13 @@ def test_both_implementations_provide_every_kernel() -> None:
     for name, loop in loops.items():
         twin = inspect.signature(getattr(twins, name))
         assert list(twin.parameters) == list(inspect.signature(loop).parameters), name
+
+
+def test_one_of_those_that_share_a_directory_compiles_at_a_time(tmp_path: Path) -> None:
+    shared = tmp_path / "cache"
+    with ExitStack() as one:
+        enter_alone(one, shared)
+        with ExitStack() as other, pytest.warns(RuntimeWarning, match="locked by another process"):
+            enter_alone(other, shared, wait_max_s=0.0)
+    with ExitStack() as other, warnings.catch_warnings(action="error"):
+        enter_alone(other, shared, wait_max_s=0.0)
