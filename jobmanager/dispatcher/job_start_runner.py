@@ -146,6 +146,7 @@ def prepare_start(
             path=point.uri,
             operator=fate.operator,
             operator_uid=fate.uid,
+            state=fate.state,
             reason=fate.reason,
         )
     if point.has_ended_time:

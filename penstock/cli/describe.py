@@ -54,7 +54,8 @@ def started_fields(started: checkpoint_pb2.StartedFrom) -> dict[str, Any]:
         "independent_since_ms": started.independent_since_ms or None,
         "event_time_ended": started.event_time_ended,
         "dropped": [
-            {"operator_uid": one.operator_uid, "name": one.name} for one in started.dropped_states
+            {"operator_uid": one.operator_uid, "name": one.name, "state": one.state or None}
+            for one in started.dropped_states
         ],
     }
 
@@ -72,7 +73,7 @@ def started_lines(started: checkpoint_pb2.StartedFrom) -> list[str]:
     if started.event_time_ended:
         lines.append(f"  {TIME_ENDED}")
     lines += [
-        f"  left out: state of operator {one.name} (uid {one.operator_uid})"
+        f"  left out: {f'state {one.state}' if one.state else 'all state'} of operator {one.name} (uid {one.operator_uid})"
         for one in started.dropped_states
     ]
     return lines

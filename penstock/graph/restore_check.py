@@ -15,10 +15,16 @@ from enum import Enum
 import pyarrow as pa
 
 from penstock.errors import JobRejected
-from penstock.graph.state_meaning import changed_aggregates, changed_built_in, changed_meaning
+from penstock.graph.state_meaning import (
+    changed_aggregates,
+    changed_built_in,
+    changed_meaning,
+    unanswered_timers,
+    untimely_timers,
+)
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.codec import ENTRY_ARROW, Stamped, codec_of
-from penstock.storage.codec_migration import MigrationRefusedError, migration
+from penstock.storage.codec_migration import MigrationRefusedError, field_changes, migration
 
 COMMITTABLES = "committables"
 """The list in which sinks keep what is prepared."""
@@ -166,16 +172,21 @@ def _fate_of_values(
         new = Stamped(new)
     if codec == new.name:
         return Fate.MAPS, ""
+    old = codec_of(codec)
     try:
-        migration(codec_of(codec), new)
+        migration(old, new)
     except MigrationRefusedError as error:
         return Fate.REFUSED, str(error)
-    return Fate.MIGRATES, f"from {codec} to {new.name}"
+    fields = field_changes(old, new)
+    return Fate.MIGRATES, f"from {codec} to {new.name}{': ' if fields else ''}{fields}"
 
 
 def dropped_states(dropped: Iterable[StateFate]) -> list[checkpoint_pb2.DroppedState]:
     """What is left out, as it is kept and shown."""
-    return [checkpoint_pb2.DroppedState(operator_uid=one.uid, name=one.operator) for one in dropped]
+    return [
+        checkpoint_pb2.DroppedState(operator_uid=one.uid, name=one.operator, state=one.state)
+        for one in dropped
+    ]
 
 
 def check_restore(
@@ -189,7 +200,7 @@ def check_restore(
 
     Args:
         graph: with the key-groups that ``adopt_key_groups`` gave it.
-        ignores_unclaimed: state of operators that are gone is dropped.
+        ignores_unclaimed: state of operators that are gone, and timers that no function answers, are dropped.
         backend: that the job keeps its state in; "" = not looked at.
     """
     operators = {one.uid: one for vertex in graph.vertices for one in vertex.operators}
@@ -214,18 +225,20 @@ def check_restore(
         for state in states:
             if refusal:
                 fates.append(_fate(stored, state, Fate.REFUSED, refusal))
+                continue
+            name = state.removeprefix(_KEY_SPACE)
+            if state in codecs:
+                fate, reason = listed_fate(operator, name, codecs[state])
             else:
-                name = state.removeprefix(_KEY_SPACE)
-                if state in codecs:
-                    fate, reason = listed_fate(operator, name, codecs[state])
-                else:
-                    fate, reason = declared_fate(operator, name, tables.get(state))
-                changed = changed_aggregates(stored.declared, operator) if state in tables else ""
-                if changed:
-                    fate, reason = Fate.MIGRATES, changed
-                if refused := changed_built_in(stored.declared, operator, name):
-                    fate, reason = Fate.REFUSED, refused
-                fates.append(_fate(stored, name, fate, reason))
+                fate, reason = declared_fate(operator, name, tables.get(state))
+            changed = changed_aggregates(stored.declared, operator) if state in tables else ""
+            if changed:
+                fate, reason = Fate.MIGRATES, changed
+            if refused := _changed_state(stored.declared, operator, name):
+                fate, reason = Fate.REFUSED, refused
+            elif lost := unanswered_timers(stored.declared, operator, name):
+                fate, reason = _lost(lost, ignores_unclaimed)
+            fates.append(_fate(stored, name, fate, reason))
     own = {uid: operator for uid, operator in operators.items() if not _is_partial(operator)}
     fates += _new(own, manifest)
     named = (
@@ -236,6 +249,17 @@ def check_restore(
     )
     problems = (*_exchange_problems(manifest), *_persisted_problems(operators, manifest))
     return RestoreCheck(tuple(named), problems)
+
+
+def _changed_state(stored: graph_pb2.Operator, now: graph_pb2.Operator, name: str) -> str:
+    return changed_built_in(stored, now, name) or untimely_timers(stored, now, name)
+
+
+def _lost(reason: str, ignores_unclaimed: bool) -> tuple[Fate, str]:
+    """What becomes of state that nothing of the job goes on with."""
+    if ignores_unclaimed:
+        return Fate.DROPPED, reason
+    return Fate.REFUSED, f"{reason}: define it, or leave them out with --allow-non-restored-state"
 
 
 def _new(

@@ -15,11 +15,12 @@ Example: a window of another size has other contents.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 import pyarrow as pa
 
 from penstock.pb import graph_pb2
-from penstock.rows.schema import schema_from_bytes, user_schema
+from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from penstock.storage.key_types import value_type
 
 _KEYED = frozenset({"process", "window_aggregate", "window_function", "running_aggregate", "join"})
@@ -43,6 +44,10 @@ _LENGTHS = (
     ("gap_ms", "gap", " ms"),
     ("count", "count", " rows"),
 )
+EVENT_TIMERS: Final = "timers.event"
+PROCESSING_TIMERS: Final = "timers.processing"
+TIMERS: Final = (EVENT_TIMERS, PROCESSING_TIMERS)
+"""States in which the timers of a function are kept."""
 _HOW = {
     graph_pb2.JOIN_KIND_INNER: "inner",
     graph_pb2.JOIN_KIND_LEFT: "left",
@@ -124,6 +129,37 @@ def changed_built_in(stored: graph_pb2.Operator, now: graph_pb2.Operator, name: 
     if old == new or not (old and new):
         return ""
     return f"it was stored as the aggregate {old!r}, and is {new!r} now: give it another name"
+
+
+def unanswered_timers(stored: graph_pb2.Operator, now: graph_pb2.Operator, name: str) -> str:
+    """Why timers that a function has asked for would pass without a call; "" = they do not, or the state is none of timers.
+
+    Example: a function that has lost its ``on_timer``.
+        >>> without = graph_pb2.Operator(process=graph_pb2.ProcessSpec(without_on_timer=True))
+        >>> unanswered_timers(graph_pb2.Operator(), without, EVENT_TIMERS)
+        'its timers were asked for by a function with on_timer(), and the function has none now'
+        >>> unanswered_timers(without, without, EVENT_TIMERS)
+        ''
+    """
+    was_without = stored.process.without_on_timer
+    if name not in TIMERS or was_without or not now.process.without_on_timer:
+        return ""
+    return "its timers were asked for by a function with on_timer(), and the function has none now"
+
+
+def untimely_timers(stored: graph_pb2.Operator, now: graph_pb2.Operator, name: str) -> str:
+    """Why timers of event time would wait for the end of the data; "" = they do not."""
+    if name != EVENT_TIMERS or not _has_event_time(stored) or _has_event_time(now):
+        return ""
+    return (
+        "its rows had event time, and have none now, so that its timers would wait for the end of the data: give the "
+        "stream event time (with_event_time), or the operator another uid"
+    )
+
+
+def _has_event_time(operator: graph_pb2.Operator) -> bool:
+    schemas = (operator.input_schema, operator.second_input_schema)
+    return any(EVENT_TIME in schema_from_bytes(one).names for one in schemas if one)
 
 
 def _built_in(operator: graph_pb2.Operator, name: str) -> str:

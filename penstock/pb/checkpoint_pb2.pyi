@@ -953,7 +953,7 @@ class StartedFrom(_message.Message):
     """Event time had ended before it was taken (stop --drain): rows are late."""
     @_builtins.property
     def dropped_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___DroppedState]:
-        """State that was left out: its operator is gone."""
+        """State that was left out: what it belonged to is gone."""
 
     def __init__(
         self,
@@ -982,17 +982,22 @@ class DroppedState(_message.Message):
 
     OPERATOR_UID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     operator_uid: _builtins.str
     name: _builtins.str
+    """Of the operator."""
+    state: _builtins.str
+    """"" = all that the operator had."""
     def __init__(
         self,
         *,
         operator_uid: _builtins.str = ...,
         name: _builtins.str = ...,
+        state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "operator_uid", b"operator_uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "operator_uid", b"operator_uid", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1057,7 +1057,10 @@ class ProcessSpec(_message.Message):
     SECOND_KEYS_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     COMPILED_FIELD_NUMBER: _builtins.int
+    WITHOUT_ON_TIMER_FIELD_NUMBER: _builtins.int
     kind: Global___ProcessKind.ValueType
+    without_on_timer: _builtins.bool
+    """The function does nothing at timers, and can ask for none."""
     @_builtins.property
     def function(self) -> Global___Function: ...
     @_builtins.property
@@ -1083,10 +1086,11 @@ class ProcessSpec(_message.Message):
         second_keys: _abc.Iterable[_builtins.str] | None = ...,
         states: _abc.Iterable[Global___DeclaredState] | None = ...,
         compiled: Global___CompiledLoop | None = ...,
+        without_on_timer: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "function", b"function"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "function", b"function", "keys", b"keys", "kind", b"kind", "second_keys", b"second_keys", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "function", b"function", "keys", b"keys", "kind", b"kind", "second_keys", b"second_keys", "states", b"states", "without_on_timer", b"without_on_timer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

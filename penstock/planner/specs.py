@@ -41,6 +41,7 @@ from penstock.graph.window_schemas import (
 )
 from penstock.pb import graph_pb2
 from penstock.planner.needs import Need, pruned
+from penstock.processing.process_functions import has_on_timer
 from penstock.rows.schema import EVENT_TIME, user_schema
 from penstock.state.declarations import (
     BroadcastState,
@@ -195,6 +196,7 @@ def _process(proto: graph_pb2.Operator, operation: Process, node: Node) -> None:
     proto.process.function.CopyFrom(pickle_function(operation.function, operator=node.name))
     proto.process.keys.extend(operation.keys)
     proto.process.second_keys.extend(operation.second_keys)
+    proto.process.without_on_timer = not has_on_timer(operation.function)
     if operation.compiled is not None:
         proto.process.compiled.CopyFrom(operation.compiled)
     for state in declared_states(operation.function).values():

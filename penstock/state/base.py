@@ -26,6 +26,7 @@ from penstock.errors import ExpressionError, JobRejected
 from penstock.expressions import data_type
 from penstock.rows.column_values import decode, short_repr
 from penstock.storage.codec import StateCodec, StateError, codec_of
+from penstock.storage.codec_migration import check_fields
 from penstock.units import duration_ms
 
 MSGPACK: Final = "msgpack"
@@ -381,6 +382,8 @@ def codec_for(type_: Any, codec: str | None, where: str) -> StateCodec:
             "float, str, bytes, ps.MSGPACK for plain Python values, or ps.PICKLE for any object"
         )
     try:
-        return codec_of(data_type(type_))
-    except (ExpressionError, StateError) as error:
+        arrow_type = data_type(type_)
+        check_fields(arrow_type)
+        return codec_of(arrow_type)
+    except (ExpressionError, JobRejected, StateError) as error:
         raise JobRejected(f"{where}: {error}") from error

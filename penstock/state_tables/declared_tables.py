@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.aggregates.aggregate_layout import GroupColumnSpec, aggregate_layout
 from penstock.aggregates.aggregates import CUSTOM, Aggregate
 from penstock.graph.restore_check import OPERATOR_LIST
+from penstock.graph.state_meaning import TIMERS
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.rows.schema import schema_from_bytes
 from penstock.storage.codec import ENTRY_ARROW, Stamped, StateCodec, codec_of
@@ -25,7 +26,6 @@ from penstock.storage.run_columns import CODEC, DELETED_FIELD, KEY_GROUP_FIELD
 _USES: Final = b"uses"
 _TTL: Final = b"ttl_ms"
 _SUM_DIGITS: Final = 75
-_TIMERS: Final = ("timers.event", "timers.processing")
 _SEQUENCE: Final = pa.field("sequence", pa.int64(), nullable=False)
 
 
@@ -76,7 +76,7 @@ def _tables(operator: graph_pb2.Operator) -> Iterator[DeclaredTable]:
         for state in operator.process.states:
             if state.kind != OPERATOR_LIST:
                 yield _of_function(state, keys)
-        for name in _TIMERS:
+        for name in () if operator.process.without_on_timer else TIMERS:
             yield DeclaredTable(name, "timers", _schema(keys, [pa.field("time", pa.int64())]))
     elif spec == "running_aggregate":
         aggregation = operator.running_aggregate

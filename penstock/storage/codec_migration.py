@@ -2,12 +2,14 @@
 
 A struct may gain fields (null, or the ``default=`` of ``ps.field``), lose fields and rename them (``alias=``), at any
 depth; integers and floats may become wider; a value may get a time to live, which begins when it is restored.
-Everything else is refused: a value would be lost, or mean something else.
+Everything else is refused: a value would be lost, or mean something else. So is a field of which values were stored
+under its name and under its alias: only the user knows which of the two it goes on with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -88,6 +90,82 @@ def migration(old: StateCodec, new: StateCodec, now_ms: int = 0) -> _Convert | N
     return inner
 
 
+def check_fields(type_: pa.DataType) -> None:
+    """Refuses a type in which it is not clear what a stored field would become.
+
+    Raises:
+        JobRejected: two fields have one name or one alias, or the alias of one is the name of another.
+    """
+    for inner in _inner_types(type_):
+        check_fields(inner)
+    if not pt.is_struct(type_):
+        return
+    names = Counter(one.name for one in type_)
+    aliases = Counter(alias for one in type_ if (alias := _alias(one)))
+    for one in type_:
+        alias = _alias(one)
+        if names[one.name] > 1:
+            raise JobRejected(f"{type_} has {names[one.name]} fields {one.name!r}: rename them")
+        if alias in names:
+            raise JobRejected(
+                f"field {one.name!r}: alias={alias!r} is another field of {type_}: what was stored as {alias!r} goes on "
+                "as that, so leave the alias out, or rename the other field"
+            )
+        if aliases[alias] > 1:
+            raise JobRejected(
+                f"field {one.name!r}: alias={alias!r} is the alias of another field of {type_} as well: what was stored "
+                "as that can become one of them only"
+            )
+
+
+def field_changes(old: StateCodec, new: StateCodec) -> str:
+    """Which fields of stored structs are left out, and which begin without a value of theirs; "" = none."""
+    before, after = _inner(old).value_type, _inner(new).value_type
+    return "" if before is None or after is None else "; ".join(_field_changes(before, after))
+
+
+def _field_changes(old: pa.DataType, new: pa.DataType, place: str = "") -> Iterator[str]:
+    if not (pt.is_struct(old) and pt.is_struct(new)):
+        for before_inner, inner in zip(_inner_types(old), _inner_types(new), strict=False):
+            yield from _field_changes(before_inner, inner, place)
+        return
+    before = {one.name: one for one in old}
+    sources = {one.name: _source(one, before) for one in new}
+    kept = {source.name for source in sources.values() if source is not None}
+    if gone := ", ".join(repr(place + name) for name in before if name not in kept):
+        yield f"without {gone}"
+    for one in new:
+        source = sources[one.name]
+        if source is not None:
+            yield from _field_changes(source.type, one.type, f"{place}{one.name}.")
+        else:
+            begins = "its default" if DEFAULT in (one.metadata or {}) else "null"
+            yield f"{place + one.name!r} begins as {begins}"
+
+
+def _inner_types(type_: pa.DataType) -> list[pa.DataType]:
+    if pt.is_map(type_):
+        return [type_.key_type, type_.item_type]
+    return [type_.field(index).type for index in range(type_.num_fields)]
+
+
+def _alias(field: pa.Field) -> str:
+    """What it was called before; "" = nothing else."""
+    alias: str = (field.metadata or {}).get(ALIAS, b"").decode()
+    return "" if alias == field.name else alias
+
+
+def _source(field: pa.Field, before: Mapping[str, pa.Field]) -> pa.Field | None:
+    """The stored field that becomes this one; None = it is new."""
+    alias = _alias(field)
+    if field.name in before and alias in before:
+        raise MigrationRefusedError(
+            f"field {field.name!r}: values were stored with {field.name!r} and with its alias {alias!r}: leave the alias "
+            f"out to go on with {field.name!r}, or give the field another name to go on with {alias!r}"
+        )
+    return before.get(field.name) or before.get(alias)
+
+
 def _inner(codec: StateCodec) -> StateCodec:
     return codec.inner if isinstance(codec, Stamped) else codec
 
@@ -125,8 +203,7 @@ def _of_structs(old: pa.DataType, new: pa.DataType) -> _Convert:
     given: dict[str, Any] = {}
     for one in new:
         metadata = one.metadata or {}
-        alias = metadata.get(ALIAS, b"").decode()
-        source = before.get(one.name) or before.get(alias)
+        source = _source(one, before)
         if source is not None:
             try:
                 made.append((one.name, source.name, _of_types(source.type, one.type)))

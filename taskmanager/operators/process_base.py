@@ -22,6 +22,7 @@ from typing_extensions import override
 from common.elements import MAX_TIMESTAMP_MS, PAUSE, OperatorOutput, Watermark
 from penstock.errors import JobRejected, TaskFailure
 from penstock.functions.functions import check_has_run
+from penstock.graph.state_meaning import EVENT_TIMERS, PROCESSING_TIMERS
 from penstock.pb import graph_pb2
 from penstock.processing.process_context import ProcessContext
 from penstock.processing.process_functions import (
@@ -42,9 +43,6 @@ from taskmanager.operators.process_timers import TimerService
 from taskmanager.operators.returned_rows import emit_returned
 from taskmanager.operators.time_slice import TimeSlice
 from taskmanager.operators.user_function import UserFunctionHandle
-
-EVENT_TIMERS = "timers.event"
-PROCESSING_TIMERS = "timers.processing"
 
 _TAKEN_MIN = 16
 _TAKEN_MAX = 4096

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.storage.codec import Stamped, codec_of
-from penstock.storage.codec_migration import MigrationRefusedError, migration
+from penstock.storage.codec_migration import MigrationRefusedError, field_changes, migration
 
 BEFORE = pa.struct([("sum", pa.int32()), ("name", pa.string()), ("gone", pa.bool_())])
 AFTER = pa.struct(
@@ -55,10 +55,61 @@ def test_a_missing_value_stays_missing() -> None:
     assert migrated(None, BEFORE, AFTER) is None
 
 
-def test_the_own_name_of_a_field_comes_before_its_alias() -> None:
-    old = pa.struct([("a", pa.int64()), ("b", pa.int64())])
-    new = pa.struct([ps.field("b", pa.int64(), alias="a")])
-    assert migrated({"a": 1, "b": 2}, old, new) == {"b": 2}
+RENAMED = pa.struct([ps.field("b", pa.int64(), alias="a"), ("c", pa.int64())])
+
+
+@pytest.mark.parametrize("within", [lambda one: one, pa.list_, lambda one: pa.struct([("s", one)])])
+def test_a_field_that_was_stored_under_both_of_its_names_is_refused(within: Any) -> None:
+    old = within(pa.struct([("a", pa.int64()), ("b", pa.int64())]))
+    with pytest.raises(MigrationRefusedError, match=r"field 'b'.*with 'b' and with its alias 'a'"):
+        migration(codec_of(old), codec_of(within(RENAMED)))
+
+
+def test_an_alias_that_has_done_its_work_may_stay() -> None:
+    assert migrated({"b": 2}, pa.struct([("b", pa.int32())]), RENAMED) == {"b": 2, "c": None}
+    own = pa.struct([ps.field("b", pa.int64(), alias="b")])
+    assert migrated({"b": 2}, pa.struct([("b", pa.int32())]), own) == {"b": 2}
+
+
+def test_what_was_stored_under_an_alias_must_fit() -> None:
+    with pytest.raises(MigrationRefusedError, match=r"field 'b'.*stored as string"):
+        migration(codec_of(pa.struct([("a", pa.string())])), codec_of(RENAMED))
+
+
+@pytest.mark.parametrize(
+    ("fields", "refusal"),
+    [
+        ([ps.field("b", pa.int64(), alias="a"), ("a", pa.int64())], "'b': alias='a' is another"),
+        (
+            [ps.field("b", pa.int64(), alias="a"), ps.field("c", pa.int64(), alias="a")],
+            "'b': alias='a' is the alias of another field",
+        ),
+        ([ps.field("a", pa.int64(), alias="b"), ps.field("b", pa.int64(), alias="a")], "another"),
+        ([("a", pa.int64()), ("a", pa.string())], "has 2 fields 'a'"),
+    ],
+)
+def test_a_declaration_that_means_two_things_is_refused(fields: Any, refusal: str) -> None:
+    type_ = pa.struct(fields)
+    for declare in (
+        lambda: ps.ValueState("seen", pa.list_(type_)),
+        lambda: ps.MapState("seen", str, type_),
+        lambda: ps.BroadcastState("seen", str, pa.map_(pa.string(), type_)),
+        lambda: ps.OperatorListState("seen", pa.struct([("inner", type_)])),
+    ):
+        with pytest.raises(ps.JobRejected, match=f"state 'seen'.*{refusal}"):
+            declare()
+
+
+def test_what_becomes_of_fields_is_told() -> None:
+    assert field_changes(codec_of(BEFORE), codec_of(AFTER)) == (
+        "without 'gone'; 'seen' begins as its default; 'note' begins as null"
+    )
+    inner = codec_of(pa.map_(pa.string(), pa.struct([("s", BEFORE)])))
+    changed = codec_of(pa.map_(pa.string(), pa.struct([("s", RENAMED)])))
+    assert field_changes(inner, changed) == (
+        "without 's.sum', 's.name', 's.gone'; 's.b' begins as null; 's.c' begins as null"
+    )
+    assert not field_changes(codec_of("msgpack/1"), codec_of("pickle/1"))
 
 
 @given(st.integers(-(2**31), 2**31 - 1))

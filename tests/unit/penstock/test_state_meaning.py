@@ -16,6 +16,7 @@ from penstock.graph.added_aggregates import mark_added
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.logical import reachable
 from penstock.graph.restore_check import Fate, check_restore
+from penstock.graph.state_meaning import EVENT_TIMERS, PROCESSING_TIMERS
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.planner.planner import Planner
 
@@ -32,12 +33,15 @@ class Seen(ps.KeyedProcessFunction):
         """Nothing."""
 
 
-def rows(env: ps.Environment) -> Any:
-    made = env.generate(lambda start, count: None, rows=10, schema=SCHEMA).uid("rows")
-    return made.with_event_time("at", out_of_orderness="1s")
+def untimed(env: ps.Environment) -> Any:
+    return env.generate(lambda start, count: None, rows=10, schema=SCHEMA).uid("rows")
 
 
-def planned(build: Callable[[Any], Any]) -> graph_pb2.JobGraph:
+def timed(env: ps.Environment) -> Any:
+    return untimed(env).with_event_time("at", out_of_orderness="1s")
+
+
+def planned(build: Callable[[Any], Any], rows: Callable[[Any], Any] = timed) -> graph_pb2.JobGraph:
     env = ps.Environment(parallelism=2)
     build(rows(env)).uid("stateful").discard()
     return Planner(reachable(env._builder.sinks), env.config).plan()
@@ -109,6 +113,26 @@ class Held(ps.KeyedProcessFunction):
 
     def process(self, row: Any, ctx: Any, out: Any) -> None:
         """Nothing."""
+
+
+class Answered(Seen):
+    """Does something at timers."""
+
+    def on_timer(self, timestamp: int, ctx: Any, out: Any) -> None:
+        """Nothing."""
+
+
+class Batches(ps.KeyedBatchFunction):
+    """Has no timers at all."""
+
+    seen = ps.ValueState("seen", pa.int64())
+
+    def process_batch(self, keys: Any, batch: Any, out: Any) -> None:
+        """Nothing."""
+
+
+def with_function(function: Any) -> Callable[[Any], Any]:
+    return lambda s: s.key_by("key").process(function, schema={"n": "int64"})
 
 
 def with_more(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -190,6 +214,48 @@ def test_what_changes_the_meaning_of_state_is_refused(change: str) -> None:
     (refusal,) = refusals(before, after)
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(refusal)
+
+
+def with_timers(graph: graph_pb2.JobGraph) -> checkpoint_pb2.CheckpointManifest:
+    """A checkpoint in which its function has asked for timers of both kinds."""
+    manifest = left_by(graph)
+    keyed = manifest.subtasks[0].operators[0].keyed
+    del keyed.tables[:]
+    for table, name in enumerate((EVENT_TIMERS, PROCESSING_TIMERS)):
+        keyed.tables.add(name=name, kind="timers")
+        keyed.segments.add(table=table, row_count=1)
+    return manifest
+
+
+@pytest.mark.parametrize("after", [Seen(), Batches()])
+def test_timers_that_no_function_answers_are_refused_or_left_out(after: Any) -> None:
+    manifest, graph = with_timers(planned(with_function(Answered()))), planned(with_function(after))
+    (refusal,) = check_restore(graph, manifest, ignores_unclaimed=False).refusals
+    assert "'timers.event', 'timers.processing' of operator" in refusal
+    assert "the function has none now: define it, or leave them out with --allow-non" in refusal
+    check = check_restore(graph, manifest, ignores_unclaimed=True)
+    assert not check.refusals
+    assert [one.state for one in check.dropped] == [EVENT_TIMERS, PROCESSING_TIMERS]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(Answered(), Answered()), (Seen(), Seen()), (Seen(), Answered())]
+)
+def test_timers_that_are_answered_or_left_out_already_are_no_question(
+    before: Any, after: Any
+) -> None:
+    manifest = with_timers(planned(with_function(before)))
+    check = check_restore(planned(with_function(after)), manifest, ignores_unclaimed=False)
+    assert {one.fate for one in check.fates} == {Fate.MAPS}
+
+
+def test_timers_of_event_time_need_it() -> None:
+    with_time, without = (planned(with_function(Answered()), rows) for rows in (timed, untimed))
+    check = check_restore(without, with_timers(with_time), ignores_unclaimed=True)
+    (refusal,) = check.refusals
+    assert "'timers.event' of operator" in refusal
+    assert "would wait for the end of the data: give the stream event time" in refusal
+    assert not check_restore(without, with_timers(without), ignores_unclaimed=False).refusals
 
 
 @pytest.mark.parametrize(

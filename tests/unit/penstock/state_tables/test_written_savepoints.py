@@ -165,12 +165,8 @@ def test_states_are_replaced_added_and_dropped(base: Path, tmp_path: Path) -> No
     assert {key: after[key] for key in same} == {key: before.get(key, Counter()) for key in same}
 
 
-class Keeps(ps.KeyedBroadcastProcessFunction):
-    """Has states of all kinds of operators."""
-
-    seen = ps.ValueState("seen", pa.bool_(), ttl=ps.Ttl("1h"))
-    rules = ps.BroadcastState("rules", pa.string(), pa.int64())
-    left = ps.OperatorListState("left", pa.int64())
+class Unanswering(ps.KeyedBroadcastProcessFunction):
+    """Does nothing at timers."""
 
     @override
     def process(self, row: Any, ctx: Any, out: Any) -> None: ...
@@ -179,14 +175,36 @@ class Keeps(ps.KeyedBroadcastProcessFunction):
     def process_broadcast(self, row: Any, ctx: Any, out: Any) -> None: ...
 
 
+class Keeps(Unanswering):
+    """Has states of all kinds of operators."""
+
+    seen = ps.ValueState("seen", pa.bool_(), ttl=ps.Ttl("1h"))
+    rules = ps.BroadcastState("rules", pa.string(), pa.int64())
+    left = ps.OperatorListState("left", pa.int64())
+
+    @override
+    def on_timer(self, timestamp: int, ctx: Any, out: Any) -> None: ...
+
+
+def kept_by(function: Any) -> ps.Environment:
+    env = ps.Environment(parallelism=1)
+    rows = env.from_rows([{"k": 1}]).uid("rows")
+    kept = rows.key_by("k").connect(rows.broadcast()).process(function, schema={"k": "int64"})
+    kept.uid("kept").discard()
+    return env
+
+
+def test_timers_are_written_for_functions_that_answer_them(tmp_path: Path) -> None:
+    timers = {"kept": {"timers.processing": [{"k": 1, "time_ms": 5}]}}
+    ps.write_savepoint(tmp_path / "answered", timers, job=kept_by(Keeps()))
+    with pytest.raises(ps.JobRejected, match=r"no state 'timers\.processing' that can be written"):
+        ps.write_savepoint(tmp_path / "refused", timers, job=kept_by(Unanswering()))
+
+
 def test_a_declared_state_that_is_empty_is_a_table_and_is_written_without_the_job(
     tmp_path: Path,
 ) -> None:
-    env = ps.Environment(parallelism=1)
-    rows = env.from_rows([{"k": 1}]).uid("rows")
-    kept = rows.key_by("k").connect(rows.broadcast()).process(Keeps(), schema={"k": "int64"})
-    kept.uid("kept").discard()
-    nothing = ps.open_state(ps.write_savepoint(tmp_path / "empty", {}, job=env))
+    nothing = ps.open_state(ps.write_savepoint(tmp_path / "empty", {}, job=kept_by(Keeps())))
     kinds = {one.name: one.kind for one in nothing.operator("kept").states}
     timers = {"timers.event": "timers", "timers.processing": "timers"}
     assert kinds == {"seen": "value", "rules": "broadcast map", "left": "split list", **timers}
