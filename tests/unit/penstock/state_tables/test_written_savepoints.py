@@ -197,7 +197,7 @@ def kept_by(function: Any) -> ps.Environment:
 def test_timers_are_written_for_functions_that_answer_them(tmp_path: Path) -> None:
     timers = {"kept": {"timers.processing": [{"k": 1, "time_ms": 5}]}}
     ps.write_savepoint(tmp_path / "answered", timers, job=kept_by(Keeps()))
-    with pytest.raises(ps.JobRejected, match=r"no state 'timers\.processing' that can be written"):
+    with pytest.raises(ps.StateError, match=r"no state 'timers\.processing' that can be written"):
         ps.write_savepoint(tmp_path / "refused", timers, job=kept_by(Unanswering()))
 
 
