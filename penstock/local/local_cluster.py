@@ -387,22 +387,28 @@ class LocalCluster:
 
     def _check_started(self, started: _Started, deadline: float) -> None:
         """Waits a moment; raises when the process has ended or the deadline is over."""
-        log = self._output_path(started.role, started.id)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            status = started.process.wait(timeout=_POLL_S)
-            raise ClusterError(
-                f"the {started.role} {started.id} ended with status {status} while starting:\n"
-                f"{tail_of(log, started.output_start)}"
-            )
+        self._check_lives(started, wait_s=_POLL_S)
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"the {started.role} {started.id} (pid {started.process.pid}) does not serve after"
                 f" {START_DEADLINE_S:.0f} s; a first start compiles, which takes long on a busy machine: start again. It said:\n"
-                f"{tail_of(log, started.output_start)}"
+                f"{self._said(started)}"
             )
 
+    def _check_lives(self, started: _Started, *, wait_s: float) -> None:
+        """Raises when the process has ended, or ends within this time."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = started.process.wait(timeout=wait_s)
+            raise ClusterError(
+                f"the {started.role} {started.id} ended with status {status} while starting:\n"
+                f"{self._said(started)}"
+            )
+
+    def _said(self, started: _Started) -> str:
+        return tail_of(self._output_path(started.role, started.id), started.output_start)
+
     def _await_taskmanagers(self, started: Sequence[_Started], deadline: float) -> None:
-        """Returns when every living TaskManager has registered with the JobManager.
+        """Returns when every living TaskManager has registered with the JobManager, and all that were started live.
 
         Those that ran before register again after a new JobManager has come.
         """
@@ -410,9 +416,14 @@ class LocalCluster:
             while True:
                 # By process, since the JobManager may still count on one that has just died.
                 registered = {known.pid for known in client.cluster().taskmanagers}
-                if {daemon.pid for daemon in self._alive("taskmanager")} <= registered:
-                    return
+                wanted = {daemon.pid for daemon in self._alive("taskmanager")}
+                # One that was refused is not alive any more.
+                wanted |= {one.process.pid for one in started if one.role == "taskmanager"}
                 waits_for = [one for one in started if one.process.pid not in registered]
+                if wanted <= registered:
+                    for one in started:
+                        self._check_lives(one, wait_s=0)
+                    return
                 for one in waits_for or started:
                     self._check_started(one, deadline)
 

@@ -248,6 +248,19 @@ def test_a_cluster_whose_taskmanagers_cannot_start_is_ended(own_site: Site, take
     cluster.assert_nothing_left()
 
 
+def test_a_cluster_of_which_a_taskmanager_is_refused_is_ended(own_site: Site) -> None:
+    cluster = DaemonCluster(own_site)
+    ended = own_site.penstock(
+        "cluster", "start", "--taskmanagers", "2", "--dir", str(cluster.directory),
+        "-D", "jobmanager.rpc.port=0", "-D", "jobmanager.taskmanagers.max=1",
+    )  # fmt: skip
+    assert ended.status == 1
+    for told in ("the taskmanager tm-", "ended with status 1", "one too many", "taskmanagers.max"):
+        assert told in ended.stderr
+    own_site.assert_nothing_left(2)
+    cluster.assert_nothing_left()
+
+
 @pytest.mark.parametrize("role", ["jobmanager", "taskmanager"])
 def test_a_port_for_metrics_in_use_is_named(own_site: Site, taken: int, role: str) -> None:
     # A daemon that no command starts would compile its kernels into a cache of its own.
