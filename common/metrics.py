@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 from typing_extensions import override
 
 from common.clock import SystemClock
 from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from common.pb import internal_pb2
 
-_LABELS = ("job_id", "job_name", "vertex", "operator", "subtask_index", "attempt")
+_Labels = dict[str, str]
+"""One for all samples of an attempt: they are written once (``metrics_text``)."""
 
 # Field of SubtaskMetrics, metric name, help, factor to base units.
 _COUNTERS: tuple[tuple[str, str, str, float], ...] = (
@@ -90,20 +93,21 @@ _INTERNAL_GAUGES: tuple[tuple[str, str, str, float], ...] = (
     ),
     ("out_waiting_batches", "out_waiting_batches", "Batches of outputs that wait for credit.", 1),
 )
-# Of subtasks whose state is in databases: fields of DatabaseNumbers.
-_DATABASE_GAUGES: tuple[tuple[str, str, str], ...] = (
-    ("memtable_bytes", "rocksdb_memtable_bytes", "Memory of RocksDB for what is not in files."),
-    ("level0_files", "rocksdb_level0_files", "Files of RocksDB that are not merged yet."),
+# The same of subtasks whose state is in databases: fields of DatabaseNumbers.
+_DATABASE_GAUGES: tuple[tuple[str, str, str, float], ...] = (
+    ("memtable_bytes", "rocksdb_memtable_bytes", "Memory of RocksDB for what is not in files.", 1),
+    ("level0_files", "rocksdb_level0_files", "Files of RocksDB that are not merged yet.", 1),
     (
         "pending_compaction_bytes",
         "rocksdb_pending_compaction_bytes",
         "What RocksDB is still to merge, as it estimates.",
+        1,
     ),
-    ("file_bytes", "rocksdb_file_bytes", "Files of RocksDB on disk."),
+    ("file_bytes", "rocksdb_file_bytes", "Files of RocksDB on disk.", 1),
 )
-_DATABASE_COUNTERS: tuple[tuple[str, str, str], ...] = (
-    ("cache_hits", "rocksdb_block_cache_hits", "Blocks that RocksDB found in memory."),
-    ("cache_misses", "rocksdb_block_cache_misses", "Blocks that RocksDB read from disk."),
+_DATABASE_COUNTERS: tuple[tuple[str, str, str, float], ...] = (
+    ("cache_hits", "rocksdb_block_cache_hits", "Blocks that RocksDB found in memory.", 1),
+    ("cache_misses", "rocksdb_block_cache_misses", "Blocks that RocksDB read from disk.", 1),
 )
 
 
@@ -120,17 +124,17 @@ class NamedMetrics:
     entry: internal_pb2.AttemptMetrics
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """Values of the labels, in their order."""
+    def labels(self) -> _Labels:
+        """The labels of its samples."""
         attempt = self.entry.attempt
-        return (
-            attempt.job_id,
-            self.job_name,
-            attempt.vertex,
-            self.operator,
-            str(attempt.subtask_index),
-            str(attempt.attempt),
-        )
+        return {
+            "job_id": attempt.job_id,
+            "job_name": self.job_name,
+            "vertex": attempt.vertex,
+            "operator": self.operator,
+            "subtask_index": str(attempt.subtask_index),
+            "attempt": str(attempt.attempt),
+        }
 
 
 class AttemptMetricsCollector(Collector):
@@ -157,73 +161,70 @@ class AttemptMetricsCollector(Collector):
     @override
     def collect(self) -> Iterable[Metric]:
         """The families, one sample per attempt."""
-        attempts = self._snapshot()
-        labels = [named.labels for named in attempts]
-        for field_name, name, help_text, factor in _COUNTERS:
-            family = CounterMetricFamily(f"penstock_subtask_{name}", help_text, labels=_LABELS)
-            for named, values in zip(attempts, labels, strict=True):
-                family.add_metric(values, getattr(named.entry.metrics, field_name) * factor)
-            yield family
-        for field_name, name, help_text, factor in _GAUGES:
-            gauge = GaugeMetricFamily(f"penstock_subtask_{name}", help_text, labels=_LABELS)
-            for named, values in zip(attempts, labels, strict=True):
-                gauge.add_metric(values, getattr(named.entry.metrics, field_name) * factor)
-            yield gauge
-        for field_name, name, help_text, factor in _INTERNAL_GAUGES:
-            gauge = GaugeMetricFamily(f"penstock_subtask_{name}", help_text, labels=_LABELS)
-            for named, values in zip(attempts, labels, strict=True):
-                gauge.add_metric(values, getattr(named.entry.gauges, field_name) * factor)
-            yield gauge
-        yield from _states(attempts, labels)
-        yield from self._watermarks(attempts, labels)
+        attempts = [(named.labels, named.entry) for named in self._snapshot()]
+        metrics = [(labels, entry.metrics) for labels, entry in attempts]
+        gauges = [(labels, entry.gauges) for labels, entry in attempts]
+        yield from _families("counter", _COUNTERS, metrics)
+        yield from _families("gauge", _GAUGES, metrics)
+        yield from _families("gauge", _INTERNAL_GAUGES, gauges)
+        yield _family(
+            "gauge",
+            "state_memory_bytes",
+            "Memory that a state takes; of one in a database: caches and memtables.",
+            [
+                ({**labels, "state": state.state}, state.memory_bytes)
+                for labels, one in gauges
+                for state in one.states
+            ],
+        )
+        databases = [(labels, one.database) for labels, one in gauges if one.HasField("database")]
+        yield from _families("gauge", _DATABASE_GAUGES, databases)
+        yield from _families("counter", _DATABASE_COUNTERS, databases)
+        yield from self._watermarks(
+            [
+                (labels, one.watermark_ms)
+                for labels, one in metrics
+                if one.watermark_ms != MIN_TIMESTAMP_MS
+            ]
+        )
 
-    def _watermarks(
-        self, attempts: Sequence[NamedMetrics], labels: Sequence[tuple[str, ...]]
-    ) -> Iterable[Metric]:
+    def _watermarks(self, found: Sequence[tuple[_Labels, int]]) -> Iterable[Metric]:
         now_ms = self._now_ms()
-        lag = GaugeMetricFamily(
-            "penstock_subtask_watermark_lag_seconds",
-            "How far the event-time watermark is behind the clock.",
-            labels=_LABELS,
-        )
-        watermark = GaugeMetricFamily(
-            "penstock_subtask_watermark_timestamp_seconds",
+        moving = [(labels, at_ms) for labels, at_ms in found if at_ms != MAX_TIMESTAMP_MS]
+        ended = [labels for labels, at_ms in found if at_ms == MAX_TIMESTAMP_MS]
+        yield _family(
+            "gauge",
+            "watermark_timestamp_seconds",
             "Event-time watermark in seconds since the epoch; +Inf after the last row.",
-            labels=_LABELS,
+            [(labels, at_ms / 1000) for labels, at_ms in moving]
+            + [(labels, float("inf")) for labels in ended],
         )
-        for named, values in zip(attempts, labels, strict=True):
-            watermark_ms = named.entry.metrics.watermark_ms
-            if watermark_ms != MIN_TIMESTAMP_MS:
-                ended = watermark_ms == MAX_TIMESTAMP_MS
-                watermark.add_metric(values, float("inf") if ended else watermark_ms / 1000)
-                if not ended:
-                    lag.add_metric(values, (now_ms - watermark_ms) / 1000)
-        yield watermark
-        yield lag
+        yield _family(
+            "gauge",
+            "watermark_lag_seconds",
+            "How far the event-time watermark is behind the clock.",
+            [(labels, (now_ms - at_ms) / 1000) for labels, at_ms in moving],
+        )
 
 
-def _states(
-    attempts: Sequence[NamedMetrics], labels: Sequence[tuple[str, ...]]
+def _families(
+    kind: Literal["counter", "gauge"],
+    numbers: Sequence[tuple[str, str, str, float]],
+    messages: Sequence[tuple[_Labels, Any]],
 ) -> Iterable[Metric]:
-    memory = GaugeMetricFamily(
-        "penstock_subtask_state_memory_bytes",
-        "Memory that a state takes; of one in a database: caches and memtables.",
-        labels=(*_LABELS, "state"),
-    )
-    databases = []
-    for named, values in zip(attempts, labels, strict=True):
-        gauges = named.entry.gauges
-        for state in gauges.states:
-            memory.add_metric((*values, state.state), state.memory_bytes)
-        if gauges.HasField("database"):
-            databases.append((values, gauges.database))
-    yield memory
-    for kind, fields in (
-        (GaugeMetricFamily, _DATABASE_GAUGES),
-        (CounterMetricFamily, _DATABASE_COUNTERS),
-    ):
-        for field_name, name, help_text in fields:
-            family = kind(f"penstock_subtask_{name}", help_text, labels=_LABELS)
-            for values, database in databases:
-                family.add_metric(values, getattr(database, field_name))
-            yield family
+    """A family for each number: its field in the messages, its name, its help, its factor to base units."""
+    for field_name, name, help_text, factor in numbers:
+        values = [(labels, getattr(message, field_name) * factor) for labels, message in messages]
+        yield _family(kind, name, help_text, values)
+
+
+def _family(
+    kind: Literal["counter", "gauge"],
+    name: str,
+    help_text: str,
+    values: Sequence[tuple[_Labels, float]],
+) -> Metric:
+    family = Metric(f"penstock_subtask_{name}", help_text, kind)
+    sample_name = f"{family.name}_total" if kind == "counter" else family.name
+    family.samples = [Sample(sample_name, labels, value) for labels, value in values]
+    return family

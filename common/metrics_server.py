@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
+from common.metrics_text import CONTENT_TYPE, text_of
 from penstock.client.addresses import format_address
 from penstock.errors import ConfigurationError
 
@@ -152,10 +152,10 @@ class MetricsServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = await reader.readuntil(b"\r\n\r\n")
-        head, _, headers = request.decode("latin-1").partition("\r\n")
+        head = request.decode("latin-1").partition("\r\n")[0]
         method, _, rest = head.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
-        status, kind, body = self._page(method, path, _accepts(headers))
+        status, kind, body = self._page(method, path)
         text = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
@@ -167,24 +167,15 @@ class MetricsServer:
         while await reader.read(REQUEST_MAX_BYTES):
             continue
 
-    def _page(self, method: str, path: str, accept: str) -> tuple[HTTPStatus, str, bytes]:
+    def _page(self, method: str, path: str) -> tuple[HTTPStatus, str, bytes]:
         plain, pages = "text/plain; charset=utf-8", self.pages
         if method not in ("GET", "HEAD"):
             return HTTPStatus.METHOD_NOT_ALLOWED, plain, b"GET /metrics or /health\n"
         if path in ("/metrics", "/"):
-            encode, kind = choose_encoder(accept)
-            return HTTPStatus.OK, kind, encode(pages.registry)
+            return HTTPStatus.OK, CONTENT_TYPE, text_of(pages.registry.collect()).encode()
         if path == "/health":
             reason = pages.why_not_serving()
             if reason:
                 return HTTPStatus.SERVICE_UNAVAILABLE, plain, f"{reason}\n".encode()
             return HTTPStatus.OK, plain, f"{pages.status()}\n".encode()
         return HTTPStatus.NOT_FOUND, plain, b"there are /metrics and /health\n"
-
-
-def _accepts(headers: str) -> str:
-    for line in headers.split("\r\n"):
-        name, _, value = line.partition(":")
-        if name.strip().lower() == "accept":
-            return value.strip()
-    return ""
