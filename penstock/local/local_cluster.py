@@ -27,7 +27,7 @@ from penstock.client.client_tls import ClientTls
 from penstock.client.credentials import load_token, own_token_file
 from penstock.client.protocol import PARENT_DEATH_VARIABLE
 from penstock.config import SECRET_KEYS, Configuration, read_yaml
-from penstock.errors import JobManagerUnreachable, StreamError
+from penstock.errors import JobManagerUnreachable
 from penstock.functions.user_code import OWN_PACKAGES
 from penstock.local.daemon_processes import is_registered_daemon
 from penstock.local.owned_directories import sweep_runtime_directories, sweep_work_directories
@@ -35,10 +35,11 @@ from penstock.local.started_processes import (
     _STOP_DEADLINE_S,
     KERNEL_CACHE,
     START_DEADLINE_S,
+    ClusterError,
+    StartedDaemon,
     end_all,
     free_port,
     is_free,
-    tail_of,
 )
 from penstock.storage.private_directories import make_private
 
@@ -47,11 +48,6 @@ _PORT_KEY = "jobmanager.rpc.port"
 _CHECKPOINTS_KEY = "execution.checkpointing.dir"
 _STORAGE_KEY = "high-availability.storageDir"
 _SECURITY = "security."
-_POLL_S = 0.02
-
-
-class ClusterError(StreamError):
-    """A local cluster could not be started or stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +60,6 @@ class Daemon:
     address: str
     metrics_address: str
     alive: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Started:
-    """A daemon that is being started."""
-
-    role: str
-    id: str
-    process: subprocess.Popen[bytes]
-    output_start: int
 
 
 class LocalCluster:
@@ -261,7 +247,7 @@ class LocalCluster:
         spawn = functools.partial(
             self._spawn, environment=environment, descriptors=pass_descriptors
         )
-        started: list[_Started] = []
+        started: list[StartedDaemon] = []
         try:
             started.extend(self._start_jobmanagers(jobmanagers, options, spawn, deadline))
             started.extend(self._start_taskmanagers(taskmanagers, options, spawn))
@@ -280,9 +266,9 @@ class LocalCluster:
         self,
         count: int,
         options: Mapping[str, str],
-        spawn: Callable[..., _Started],
+        spawn: Callable[..., StartedDaemon],
         deadline: float,
-    ) -> Iterator[_Started]:
+    ) -> Iterator[StartedDaemon]:
         """One after the other: the first makes what the others find."""
         known = {daemon.id: daemon for daemon in self.daemons() if daemon.role == "jobmanager"}
         for number in range(1, count + 1):
@@ -308,8 +294,8 @@ class LocalCluster:
         return port
 
     def _start_taskmanagers(
-        self, count: int, options: Mapping[str, str], spawn: Callable[..., _Started]
-    ) -> Iterator[_Started]:
+        self, count: int, options: Mapping[str, str], spawn: Callable[..., StartedDaemon]
+    ) -> Iterator[StartedDaemon]:
         """All at once."""
         address = self.address
         running = {daemon.id for daemon in self._alive("taskmanager")}
@@ -340,7 +326,7 @@ class LocalCluster:
         *,
         environment: Mapping[str, str] | None,
         descriptors: Sequence[int],
-    ) -> _Started:
+    ) -> StartedDaemon:
         command = [sys.executable, "-P", "-m", role, "--dir", str(self.directory)]
         own = {name: value for name, value in os.environ.items() if name != PARENT_DEATH_VARIABLE}
         for key, value in options.items():
@@ -353,7 +339,8 @@ class LocalCluster:
         elif "jobmanager.id" in options:
             command += ["--restart"]
         self._forget_dead(role, daemon_id)
-        with self._output_path(role, daemon_id).open("ab") as output:
+        printed = self.directory / "logs" / f"{role}-{daemon_id}.out"
+        with printed.open("ab") as output:
             output_start = output.tell()
             process = subprocess.Popen(
                 command,
@@ -366,7 +353,7 @@ class LocalCluster:
                 cwd=self.directory,
             )
         self._children.append(process)
-        return _Started(role, daemon_id, process, output_start)
+        return StartedDaemon(role, daemon_id, process, printed, output_start)
 
     def _forget_dead(self, role: str, daemon_id: str) -> None:
         """Removes a predecessor's registration: its pid may become the successor's."""
@@ -378,36 +365,11 @@ class LocalCluster:
     def _registration(self, daemon: Daemon) -> Path:
         return self._run_directory / f"{daemon.role}-{daemon.id}.json"
 
-    def _output_path(self, role: str, daemon_id: str) -> Path:
-        return self.directory / "logs" / f"{role}-{daemon_id}.out"
-
-    def _await_registration(self, started: _Started, deadline: float) -> None:
+    def _await_registration(self, started: StartedDaemon, deadline: float) -> None:
         while not any(daemon.pid == started.process.pid for daemon in self.daemons()):
-            self._check_started(started, deadline)
+            started.check_serves_by(deadline)
 
-    def _check_started(self, started: _Started, deadline: float) -> None:
-        """Waits a moment; raises when the process has ended or the deadline is over."""
-        self._check_lives(started, wait_s=_POLL_S)
-        if time.monotonic() > deadline:
-            raise ClusterError(
-                f"the {started.role} {started.id} (pid {started.process.pid}) does not serve after"
-                f" {START_DEADLINE_S:.0f} s; a first start compiles, which takes long on a busy machine: start again. It said:\n"
-                f"{self._said(started)}"
-            )
-
-    def _check_lives(self, started: _Started, *, wait_s: float) -> None:
-        """Raises when the process has ended, or ends within this time."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            status = started.process.wait(timeout=wait_s)
-            raise ClusterError(
-                f"the {started.role} {started.id} ended with status {status} while starting:\n"
-                f"{self._said(started)}"
-            )
-
-    def _said(self, started: _Started) -> str:
-        return tail_of(self._output_path(started.role, started.id), started.output_start)
-
-    def _await_taskmanagers(self, started: Sequence[_Started], deadline: float) -> None:
+    def _await_taskmanagers(self, started: Sequence[StartedDaemon], deadline: float) -> None:
         """Returns when every living TaskManager has registered with the JobManager, and all that were started live.
 
         Those that ran before register again after a new JobManager has come.
@@ -422,10 +384,10 @@ class LocalCluster:
                 waits_for = [one for one in started if one.process.pid not in registered]
                 if wanted <= registered:
                     for one in started:
-                        self._check_lives(one, wait_s=0)
+                        one.check_lives(wait_s=0)
                     return
                 for one in waits_for or started:
-                    self._check_started(one, deadline)
+                    one.check_serves_by(deadline)
 
     # -- stopping
 

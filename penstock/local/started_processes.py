@@ -1,4 +1,4 @@
-"""Processes of daemons: how they end, which ports are free, what they printed."""
+"""Processes of daemons: whether they have come up, how they end, which ports are free, what they printed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.errors import StreamError
+
 _STOP_DEADLINE_S = 10.0
+_POLL_S = 0.02
 START_DEADLINE_S = 75.0
 """Longer than a TaskManager waits for its forkserver: why that does not come is its own last word."""
 
@@ -23,6 +28,53 @@ KERNEL_CACHE = {
     )
 }
 """Environment of daemons on this machine; their own goes before it."""
+
+
+class ClusterError(StreamError):
+    """A local cluster could not be started or stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedDaemon:
+    """A daemon that is being started.
+
+    Attributes:
+        output: the file that it prints to.
+        output_start: where in it the output of this very daemon begins.
+    """
+
+    role: str
+    id: str
+    process: subprocess.Popen[bytes]
+    output: Path
+    output_start: int
+
+    def check_serves_by(self, deadline: float) -> None:
+        """Waits a moment for a daemon that does not serve yet.
+
+        Raises:
+            ClusterError: it has ended, or the deadline, of the monotonic clock, is over.
+        """
+        self.check_lives(wait_s=_POLL_S)
+        if time.monotonic() > deadline:
+            raise ClusterError(
+                f"the {self.role} {self.id} (pid {self.process.pid}) does not serve after"
+                f" {START_DEADLINE_S:.0f} s; a first start compiles, which takes long on a busy machine: start again. It said:\n"
+                f"{tail_of(self.output, self.output_start)}"
+            )
+
+    def check_lives(self, *, wait_s: float) -> None:
+        """Checks that it has not ended.
+
+        Raises:
+            ClusterError: it has, or does within this time.
+        """
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = self.process.wait(timeout=wait_s)
+            raise ClusterError(
+                f"the {self.role} {self.id} ended with status {status} while starting:\n"
+                f"{tail_of(self.output, self.output_start)}"
+            )
 
 
 def end_all(pids: Iterable[int]) -> None:

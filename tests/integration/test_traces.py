@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.local.local_cluster import ClusterError, LocalCluster
+from penstock.local.local_cluster import LocalCluster
+from penstock.local.started_processes import ClusterError
 from tests.support.elected_cluster import slots_of, submitted
 from tests.support.jobs import DEADLINE_S, await_details
 from tests.support.processes import Deadline, wait_ended, wait_in_directory

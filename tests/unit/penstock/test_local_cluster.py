@@ -24,8 +24,9 @@ from penstock.errors import ConfigurationError
 from penstock.local import local_cluster
 from penstock.local.daemon_processes import start_ticks
 from penstock.local.embedded_cluster import EmbeddedCluster
-from penstock.local.local_cluster import ClusterError, LocalCluster
+from penstock.local.local_cluster import LocalCluster
 from penstock.local.owned_directories import OwnedDirectory, create_runtime_directory
+from penstock.local.started_processes import ClusterError
 
 DEAD_PID = 1 << 30
 """Larger than any pid."""
