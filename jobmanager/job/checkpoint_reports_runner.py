@@ -1,9 +1,11 @@
-"""What is told of the checkpoints of one job: a line in the log and numbers for each that ends."""
+"""What is told of the checkpoints of one job: numbers for each that ends, and a line in the log, of failures in a row one for each
+reason."""
 
 from __future__ import annotations
 
 import structlog
 
+from common.outage_log import OutageLog
 from jobmanager.checkpoint import messages as c
 from jobmanager.job.checkpoint_gauges import CheckpointGauges
 
@@ -25,6 +27,9 @@ class CheckpointReportsRunner:
         self.completed_id = 0
         self.ended_id = 0
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+        self._failures = OutageLog(
+            self._log, "checkpoint.aborted", "checkpoint.completed_again", "warning"
+        )
 
     def note_unsettled(self, effect: c.SettleCheckpoint) -> None:
         """Nobody knows yet whether one is stored."""
@@ -36,21 +41,24 @@ class CheckpointReportsRunner:
         """One was aborted."""
         self._gauges.note_aborted(effect)
         self.ended_id = max(self.ended_id, effect.checkpoint_id)
-        note = self._log.warning if effect.reason.counts else self._log.info
-        note(
-            "checkpoint.aborted",
-            checkpoint_id=effect.checkpoint_id,
-            reason=effect.reason.value,
-            detail=effect.detail,
-            failed_in_a_row=effect.failed_in_a_row,
-            at_risk_ms=effect.at_risk_ms,
-        )
+        facts = {
+            "checkpoint_id": effect.checkpoint_id,
+            "reason": effect.reason.value,
+            "detail": effect.detail,
+            "failed_in_a_row": effect.failed_in_a_row,
+            "at_risk_ms": effect.at_risk_ms,
+        }
+        if effect.reason.counts:
+            self._failures.failed(effect.reason.value, **facts)
+        else:
+            self._log.info("checkpoint.aborted", **facts)
 
     def note_completed(self, effect: c.ReportCompleted) -> None:
         """One is complete."""
         self._gauges.note_completed(effect)
         self.completed_id = effect.checkpoint.checkpoint_id
         self.ended_id = max(self.ended_id, self.completed_id)
+        self._failures.worked(checkpoint_id=effect.checkpoint.checkpoint_id)
         self._log.info(
             "checkpoint.completed",
             checkpoint_id=effect.checkpoint.checkpoint_id,

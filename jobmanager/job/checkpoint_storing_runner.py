@@ -15,6 +15,7 @@ from typing import Final
 import structlog
 
 from common.clock import Clock
+from common.outage_log import OutageLog
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.checkpoint.store_calls_runner import StoreSilent
@@ -70,6 +71,9 @@ class CheckpointStoringRunner:
         self._given_up: asyncio.Future[None] | None = None
         """Done where the checkpoint that is being stored is waited for no longer."""
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+        self._reservations = OutageLog(
+            self._log, "checkpoint.ids_not_reserved", "checkpoint.ids_reserved_again", "warning"
+        )
 
     def begin(self, checkpoint_id: int) -> None:
         """A checkpoint is about to be stored: a start that comes next waits for it."""
@@ -139,12 +143,13 @@ class CheckpointStoringRunner:
         try:
             end = await self._calls.run("reserve ids", self._store.reserve_ids)
         except StoreTransient as error:
-            self._log.warning("checkpoint.ids_not_reserved", reason=str(error))
+            self._reservations.failed(reason=str(error))
             event = c.IdsNotReserved(str(error), self._clock.now_ms())
         except StreamError as error:
             self._fail(error)
             return
         else:
+            self._reservations.worked()
             event = c.IdsReserved(end, self._clock.now_ms())
         self._post(event)
 

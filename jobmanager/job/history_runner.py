@@ -13,6 +13,7 @@ from typing import Final
 
 import structlog
 
+from common.outage_log import OutageLog
 from common.pb import job_record_pb2
 from jobmanager.job.checkpoint_gauges import CheckpointGauges
 from jobmanager.job.job_history import JobHistory
@@ -62,6 +63,7 @@ class HistoryRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._is_noting = False
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+        self._notes = OutageLog(self._log, "history.not_noted", "history.noted_again", "warning")
 
     def _changes(self) -> tuple[int, ...]:
         own, numbers = self._master.history_changes, self._gauges.numbers
@@ -96,9 +98,10 @@ class HistoryRunner:
             if jobs is not None and changes:
                 self._seen = changes
                 await asyncio.to_thread(jobs.note_history, self._job_id, self.encoded())
+                self._notes.worked()
         except StreamError as error:
             self._seen = ()  # what comes next tells it all
-            self._log.warning("history.not_noted", reason=str(error))
+            self._notes.failed(reason=str(error))
         self._is_noting = False
         self.note()
 

@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 import structlog
 
 from common.clock import Clock
+from common.outage_log import OutageLog
 from jobmanager.leadership.election import (
     Elected,
     ElectionEvent,
@@ -144,13 +145,16 @@ class LeadershipRunner:
     async def keep(self) -> None:
         """Says who leads, and looks at LEADER every ``heartbeat.interval``, until it is cancelled."""
         await self._election.say(self._store.epoch)
+        looks = OutageLog(self._log, "leader.unreadable", "leader.readable_again", "error")
         while True:
             await asyncio.sleep(self._config.heartbeat_interval_ms / 1000)
             try:
                 await asyncio.to_thread(self._store.verify)
             except StreamError as error:  # but for NewerLeader, which ends the process
                 # It may come back; whatever cannot be undone needs a swap there, and waits.
-                self._log.error("leader.unreadable", reason=str(error))
+                looks.failed(reason=str(error))
+            else:
+                looks.worked()
 
     async def stop(self) -> None:
         """Hands over: the next one is elected at once."""

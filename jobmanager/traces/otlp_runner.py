@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from typing_extensions import override
 
+from common.outage_log import OutageLog
 from jobmanager.installed_version import penstock_version
 from jobmanager.traces.span import Span
 
@@ -96,24 +97,18 @@ class _TellingExporter(SpanExporter):
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter = exporter
-        self._endpoint = endpoint
-        self._is_reached = True
-        self._log = structlog.get_logger(__name__)
+        log = structlog.get_logger(__name__).bind(address=endpoint)
+        self._exports = OutageLog(log, "traces.not_exported", "traces.exported_again", "warning")
 
     @override
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         result = self._exporter.export(spans)
-        is_reached = result is SpanExportResult.SUCCESS
-        if is_reached != self._is_reached:
-            self._is_reached = is_reached
-            if is_reached:
-                self._log.info("traces.exported_again", address=self._endpoint)
-            else:
-                self._log.warning(
-                    "traces.not_exported",
-                    address=self._endpoint,
-                    reason="the collector did not take them: spans are lost until it does",
-                )
+        if result is SpanExportResult.SUCCESS:
+            self._exports.worked()
+        else:
+            self._exports.failed(
+                reason="the collector did not take them: spans are lost until it does"
+            )
         return result
 
     @override

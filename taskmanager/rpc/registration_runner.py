@@ -25,6 +25,7 @@ from contextlib import suppress
 from common.clock import Clock
 from common.daemon_protocol import check_protocol
 from common.log import get_logger
+from common.outage_log import OutageLog
 from common.pb import internal_pb2
 from penstock.client.protocol import DAEMON_PROTOCOL_VERSION, MESSAGE_SIZE_MAX_BYTES
 from penstock.errors import (
@@ -121,6 +122,9 @@ class RegistrationRunner:
         self._is_leaving = False
         self._silence = JobManagerSilence(0, grace_s, 0)
         self._log = get_logger(__name__)
+        self._heartbeats = OutageLog(
+            self._log, "heartbeat.failed", "heartbeat.answered_again", "info"
+        )
 
     # ------------------------------------------------------------ for the rest of the daemon
 
@@ -379,11 +383,12 @@ class RegistrationRunner:
                 response = await self._client.heartbeat(request, self._patience_s())
         except StreamError as error:
             self._raise_unless_transient(error)
-            self._log.info("heartbeat.failed", reason=str(error))
+            self._heartbeats.failed(reason=str(error))
             self._bear_silence()
             if self._client.has_alternatives:  # another may lead by now
                 await self._client.switch(error)
             return False
+        self._heartbeats.worked()
         if not response.known and response.cluster_id == registration.cluster_id:
             if registration.is_over_by(response.cluster_id, response.leader_epoch):
                 raise LeaderReplaced(f"leader epoch {response.leader_epoch} has begun")

@@ -15,6 +15,7 @@ import structlog
 
 from common.clock import Clock
 from common.elements import CheckpointBarrier
+from common.outage_log import OutageLog
 from common.pb import internal_pb2
 from penstock.errors import StoreTransient, TaskFailure
 from penstock.pb import checkpoint_pb2, client_pb2
@@ -134,6 +135,9 @@ class Execution:
         self._open_log = open_log
         self._log_file: TextIO | None = None
         self._lifecycle = Lifecycle()
+        self._declines = OutageLog(
+            _log, "checkpoint.declined", "checkpoint.acknowledged_again", "warning"
+        )
         self._subtask: Subtask | None = None
         self._silence: RestoreSilence | None = None
         self._early: list[internal_pb2.TaskCommand] = []
@@ -170,11 +174,11 @@ class Execution:
             progress = self._subtask.step()
             if self._is_loading and not self._parts.is_loading:
                 self._is_loading = False
-                self._report_event(side_loaded=internal_pb2.SideLoaded())
+                self._report_event(internal_pb2.TaskEvent(side_loaded=internal_pb2.SideLoaded()))
             if progress is Progress.WAITING and not self._has_reported_end:
                 self._has_reported_end = True
                 reached = internal_pb2.EndOfDataReached(written=written_by(self._subtask))
-                self._report_event(end_of_data=reached)
+                self._report_event(internal_pb2.TaskEvent(end_of_data=reached))
             elif progress is Progress.ENDED:
                 self._leave()
             return progress
@@ -425,19 +429,19 @@ class Execution:
 
     def report_splits(self, discovered: internal_pb2.SplitsDiscovered) -> None:
         """Sends discovered splits to the JobManager."""
-        self._report_event(splits_discovered=discovered)
+        self._report_event(internal_pb2.TaskEvent(splits_discovered=discovered))
 
     def acknowledge(
         self, barrier: CheckpointBarrier, snapshot: checkpoint_pb2.SubtaskSnapshot
     ) -> None:
         """Tells the JobManager that the snapshot of a checkpoint is safe; any thread."""
-        self._report_event(
-            checkpoint_acknowledged=internal_pb2.CheckpointAcknowledged(
-                checkpoint_id=barrier.checkpoint_id,
-                snapshot=snapshot,
-                leader_epoch=barrier.leader_epoch,
-            )
+        self._declines.worked(**self._names())
+        acknowledged = internal_pb2.CheckpointAcknowledged(
+            checkpoint_id=barrier.checkpoint_id,
+            snapshot=snapshot,
+            leader_epoch=barrier.leader_epoch,
         )
+        self._report_event(internal_pb2.TaskEvent(checkpoint_acknowledged=acknowledged))
 
     def decline(self, barrier: CheckpointBarrier, reason: str) -> None:
         """Tells the JobManager that there will be no snapshot for a checkpoint; any thread."""
@@ -447,11 +451,13 @@ class Execution:
         self, barrier: CheckpointBarrier, declined: internal_pb2.CheckpointDeclined
     ) -> None:
         """Declines a checkpoint in the words of the wire, whatever else they say beside the reason."""
-        note = _log.info if declined.is_comparing else _log.warning
-        note("checkpoint.declined", reason=declined.reason, **self._names())
+        if declined.is_comparing:
+            _log.info("checkpoint.declined", reason=declined.reason, **self._names())
+        else:
+            self._declines.failed(reason=declined.reason, **self._names())
         declined.checkpoint_id = barrier.checkpoint_id
         declined.leader_epoch = barrier.leader_epoch
-        self._report_event(checkpoint_declined=declined)
+        self._report_event(internal_pb2.TaskEvent(checkpoint_declined=declined))
 
     def _move_to(
         self,
@@ -471,29 +477,12 @@ class Execution:
             last_states=last_states,
             written=written_by(self._subtask) if state == ATTEMPT_STATE_FINISHED else (),
         )
-        self._report_event(state_changed=changed)
+        self._report_event(internal_pb2.TaskEvent(state_changed=changed))
         if self._lifecycle.is_terminal:
             self._schedule()  # one more turn, in which the slot forgets the attempt
 
-    def _report_event(
-        self,
-        *,
-        state_changed: internal_pb2.AttemptStateChanged | None = None,
-        splits_discovered: internal_pb2.SplitsDiscovered | None = None,
-        end_of_data: internal_pb2.EndOfDataReached | None = None,
-        checkpoint_acknowledged: internal_pb2.CheckpointAcknowledged | None = None,
-        checkpoint_declined: internal_pb2.CheckpointDeclined | None = None,
-        side_loaded: internal_pb2.SideLoaded | None = None,
-    ) -> None:
-        event = internal_pb2.TaskEvent(
-            attempt=self.attempt,
-            state_changed=state_changed,
-            splits_discovered=splits_discovered,
-            end_of_data=end_of_data,
-            checkpoint_acknowledged=checkpoint_acknowledged,
-            checkpoint_declined=checkpoint_declined,
-            side_loaded=side_loaded,
-        )
+    def _report_event(self, event: internal_pb2.TaskEvent) -> None:
+        event.attempt.CopyFrom(self.attempt)
         self._report(internal_pb2.SlotReport(task_event=event))
 
     def _cause_of(self, error: BaseException) -> client_pb2.FailureCause:

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 
 from common.pb import job_record_pb2
 from jobmanager.checkpoint.checkpoint_deletions_runner import CheckpointDeletionsRunner
@@ -140,6 +141,34 @@ def test_a_job_outlives_checkpoints_that_are_away_for_a_moment(
             await restarted(cluster, 3)
             assert {task.restore.checkpoint_id for task in fake.restored[4:]} == {1}
             assert await take_checkpoint(cluster) > 1
+
+    run(scenario)
+
+
+def test_checkpoints_that_fail_over_and_over_are_told_of_once(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    """In the log: as it begins, and when the storage is back. Each is counted, and shown with the job."""
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            await run_until_checkpoint(cluster, make_graph())
+            with structlog.testing.capture_logs() as logs:
+                away = hide(tmp_path / "checkpoints")
+                for _ in range(3):
+                    with pytest.raises(grpc.aio.AioRpcError, match="mounted"):
+                        await take_checkpoint(cluster)
+                away.rename(tmp_path / "checkpoints")
+                await take_checkpoint(cluster)
+            shown = await cluster.client.ListCheckpoints(
+                client_pb2.ListCheckpointsRequest(job_id=JOB)
+            )
+            assert shown.failed_count == 3
+        told = [one for one in logs if one["log_level"] != "debug"]
+        assert [one["reason"] for one in told if one["event"] == "checkpoint.aborted"] == [
+            "it could not be stored"
+        ]
+        assert [one["failures"] for one in told if one["event"].endswith("_again")] == [3]
 
     run(scenario)
 

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import structlog
 
 from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
@@ -388,3 +389,16 @@ def test_what_is_triggered_comes_back_with_the_acknowledgement():
     acked, declined = (report.task_event for report in slot.reports[-2:])
     said = acked.checkpoint_acknowledged, declined.checkpoint_declined
     assert [(one.checkpoint_id, one.leader_epoch) for one in said] == [(9, 6), (9, 6)]
+
+
+def test_checkpoints_that_are_declined_in_a_row_are_told_of_once():
+    slot = Slot()
+    slot.run()
+    with structlog.testing.capture_logs() as logs:
+        for number in range(3):
+            slot.execution.decline(CheckpointBarrier(number, 0, 0, CheckpointProperties()), "full")
+        barrier = CheckpointBarrier(3, 0, 0, CheckpointProperties())
+        slot.execution.acknowledge(barrier, checkpoint_pb2.SubtaskSnapshot())
+    told = [one["event"] for one in logs if one["log_level"] != "debug"]
+    assert told == ["checkpoint.declined", "checkpoint.acknowledged_again"]
+    assert sum(r.task_event.HasField("checkpoint_declined") for r in slot.reports) == 3
