@@ -13,7 +13,7 @@ from functools import partial
 from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
 from penstock.errors import InvariantViolation
-from penstock.graph.operator_checks import is_spark_operator
+from penstock.graph.operator_checks import is_spark_operator, late_tag
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.object_store import ObjectStore
 from taskmanager.alignment.origins import Origins
@@ -185,6 +185,7 @@ class Deployment:
             names,
             unread=[spec.unread_columns for spec in self._specs],
             position_of=self.source.position_of if self.source is not None else None,
+            known_sides=[(late_tag(spec), spec.on_error.tag) for spec in self._specs],
         )
         chain_input: Input
         if self.source is not None:

@@ -15,7 +15,7 @@ A record passes here between the input gate (or the source) and the result parti
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import Final, NoReturn, Protocol
@@ -110,12 +110,14 @@ class OperatorChain:
         names: Mapping[int, str] | None = None,
         unread: Sequence[Sequence[str]] = (),
         position_of: Callable[[int, int | None], str] | None = None,
+        known_sides: Sequence[Collection[str]] = (),
     ) -> None:
         self._operators = operators
         self._parents = parents
         self._names = names or {}
         self._unread = unread
         self._position_of = position_of
+        self._known_sides = known_sides
         nodes = range(SOURCE, len(operators))
         self._children: dict[int, list[int]] = {node: [] for node in nodes}
         self._side_children: dict[tuple[int, str], list[int]] = {}
@@ -146,6 +148,7 @@ class OperatorChain:
             node for node, operator in enumerate(operators) if _overrides(operator, "on_idle")
         ]
         self._unread_sides: set[tuple[int, str]] = set()
+        self._written_sides: set[tuple[int, str]] = set()
         # With the batch that an operator was called with, None where it was called with something else.
         self._stack: list[_Call] = []
         self._later: deque[_Call] = deque()
@@ -178,6 +181,7 @@ class OperatorChain:
         """Lets each operator emit what it still holds, upstream ones first."""
         for node, operator in enumerate(self._operators):
             self._later.append((node, _lazily(operator.on_end_of_data), None))
+        self._later.append((SOURCE, _lazily(self._tell_empty), None))
 
     def start_idle(self) -> None:
         """Lets operators emit what they hold back while more is coming, upstream ones first."""
@@ -217,6 +221,7 @@ class OperatorChain:
         elif isinstance(element, SideOutput):
             if element.batch.num_rows:
                 key = (node, element.tag)
+                self._written_sides.add(key)
                 children = self._side_children.get(key, ())
                 outputs = self._side_outputs.get(key, ())
                 if not children and not outputs:
@@ -236,6 +241,16 @@ class OperatorChain:
         _log.warning(
             "side_output.unread", operator=self._names.get(node, ""), tag=tag, read=sorted(read)
         )
+
+    def _tell_empty(self) -> Iterable[OperatorOutput]:
+        """A name that is read and that the function never writes: the graph cannot know what functions write."""
+        if self._known_sides:
+            read = {*self._side_children, *self._side_outputs}
+            for node, tag in sorted(read - self._written_sides):
+                if node != SOURCE and tag not in self._known_sides[node]:
+                    name = self._names.get(node, "")
+                    _log.info("side_output.empty", operator=name, tag=tag)
+        return ()
 
     def _deliver_batch(
         self, children: Sequence[int], outputs: Sequence[Output], batch: pa.RecordBatch

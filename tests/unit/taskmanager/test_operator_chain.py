@@ -124,6 +124,22 @@ def test_a_side_output_that_nobody_reads_is_told_once():
     )
 
 
+def test_a_side_output_that_is_read_and_never_written_is_told_at_the_end():
+    """But for late rows and bad records, which there need not be any of."""
+    outputs = [(0, tag, Recorder()) for tag in ("odd", "ood", "late", "")]
+    chain = OperatorChain(
+        [Split()], [(SOURCE, "")], outputs, {0: "split"}, known_sides=[("late", "")]
+    )
+    with structlog.testing.capture_logs() as logs:
+        feed(chain, rows(1, 2))
+        assert not logs
+        chain.start_end_of_data()
+        chain.run()
+    assert [(one["event"], one["operator"], one["tag"]) for one in logs] == [
+        ("side_output.empty", "split", "ood")
+    ]
+
+
 def test_the_end_of_an_origin_stays_in_the_chain():
     output = Recorder()
     chain = OperatorChain([Operator()], [(SOURCE, "")], [(0, "", output)])
