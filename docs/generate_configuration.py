@@ -106,8 +106,9 @@ def markdown() -> str:
         "",
         "A value comes from `penstock.yaml` in the daemon's directory, from `-D key=value` on a command",
         'line, or from `Environment(config={"key": "value"})`; the later of these wins. An unknown key is',
-        "an error that names the nearest known one. Durations are `10s`, `250ms`, `1 min`, `2h`; sizes",
-        "`20kb`, `64mb`, `1g`.",
+        "an error that names the nearest known one. A key that changes nothing, since another one says so,",
+        "is a warning, as a strategy's numbers beside another `restart-strategy.type`. Durations are `10s`,",
+        "`250ms`, `1 min`, `2h`; sizes `20kb`, `64mb`, `1g`.",
     ]
     for name, fields in grouped().items():
         lines += [

@@ -213,6 +213,8 @@ def main(argv: Sequence[str]) -> int:
     except StreamError as error:
         sys.stderr.write(f"jobmanager: {error}\n")
         return 2
+    for told in config.without_effect():
+        structlog.get_logger(__name__).warning("configuration.without_effect", reason=told)
     command = [sys.executable, "-P", "-m", ROLE, *argv] if arguments.restarts_itself else []
     try:
         with owned_by_parent(arguments.directory):

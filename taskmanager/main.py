@@ -242,6 +242,8 @@ def main(argv: Sequence[str] | None = None, forkserver_arguments: Sequence[str] 
     except StreamError as error:
         print(f"taskmanager: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet
         return 2
+    for told in config.without_effect():
+        log.warning("configuration.without_effect", reason=told)
     try:
         daemon = TaskManagerDaemon(
             arguments, config, taskmanager_id, os.environ, forkserver_arguments, user_umask

@@ -54,6 +54,8 @@ def start(
     if slots is not None:
         values["taskmanager.numberOfTaskSlots"] = slots
     local.configure(values)
+    for told in local.configuration().without_effect():
+        echo(f"penstock: {told}", err=True)
     local.start(taskmanagers=taskmanagers, jobmanagers=jobmanagers)
     if slots is not None:
         _warn_of_other_slots(local.slots(), slots)

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, ValidationError, ValidationInfo, field_validato
 from penstock.config.checkpoint_keys import CheckpointKeys
 from penstock.config.daemon_keys import DaemonKeys
 from penstock.config.high_availability_keys import HighAvailabilityKeys
+from penstock.config.idle_keys import idle_keys
 from penstock.config.job_keys import JobKeys
 from penstock.config.spark_keys import (
     SPARK_OWN_KEYS,
@@ -322,6 +323,18 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys, S
         """
         return sorted(_OF_DAEMONS_ALONE & self.to_mapping().keys())
 
+    def without_effect(self, *, of_job: bool = False) -> list[str]:
+        """What is set to other than its default and changes nothing, since another key says so; one sentence each.
+
+        Args:
+            of_job: this is a job's configuration, with that of its client, and not a daemon's.
+
+        >>> Configuration.from_mapping({"traces.reporter.otel.exporter.timeout": "1s"}).without_effect()
+        ['traces.reporter.otel.exporter.timeout: without effect, since traces.reporter.type is none']
+        """
+        defaults = _texts(Configuration().model_dump(exclude_none=True))
+        return idle_keys(self.to_mapping(), defaults, of_job=of_job)
+
     def of_job(self) -> dict[str, str]:
         """``to_mapping`` without what is a matter of each process, and may be secret: how it reaches S3, whom it believes,
         secrets of Spark's."""
@@ -335,10 +348,19 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys, S
         """The keys that were set, as text: where it is merged, one that says the default counts too."""
         values = self.model_dump(exclude_unset=True, exclude_none=True)
         own = dict(values.pop("spark_own", ()))
-        return own | {
-            _KEY_BY_FIELD[name]: str(value).lower() if isinstance(value, bool) else str(value)
-            for name, value in values.items()
-        }
+        return own | _texts(values)
+
+
+def _texts(values: Mapping[str, object]) -> dict[str, str]:
+    """Keys and values as text.
+
+    Args:
+        values: of fields.
+    """
+    return {
+        _KEY_BY_FIELD[name]: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in values.items()
+    }
 
 
 _KEY_BY_FIELD = {name: str(info.alias) for name, info in Configuration.model_fields.items()}

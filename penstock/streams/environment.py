@@ -208,7 +208,7 @@ class Environment(Sources):
             override = current_override()
             if override.plan_only:
                 raise PlanCollected(planned.graph)
-            for warning in planned.warnings:
+            for warning in (*planned.warnings, *self._config.without_effect(of_job=True)):
                 _log.warning("job %r: %s", name, warning)
             planned.graph.run_options.extend(override.run_options)
             planned.graph.run_arguments.extend(override.run_arguments)

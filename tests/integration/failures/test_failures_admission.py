@@ -253,10 +253,14 @@ def test_a_cluster_of_which_a_taskmanager_is_refused_is_ended(own_site: Site) ->
     ended = own_site.penstock(
         "cluster", "start", "--taskmanagers", "2", "--dir", str(cluster.directory),
         "-D", "jobmanager.rpc.port=0", "-D", "jobmanager.taskmanagers.max=1",
+        "-D", "high-availability.storageDir=/shared",
     )  # fmt: skip
     assert ended.status == 1
     for told in ("the taskmanager tm-", "ended with status 1", "one too many", "taskmanagers.max"):
         assert told in ended.stderr
+    told = "high-availability.storageDir: without effect, since high-availability.type is none"
+    assert told in ended.stderr
+    assert told in (cluster.directory / "logs" / "jobmanager-1.log").read_text()
     own_site.assert_nothing_left(2)
     cluster.assert_nothing_left()
 

@@ -482,9 +482,12 @@ def test_what_no_job_can_change_is_told_where_the_cluster_runs_already(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = {"taskmanager.numberOfTaskSlots": 4, "state.backend.type": "rocksdb"}
+    config |= {"restart-strategy.type": "none", "restart-strategy.fixed-delay.attempts": 3}
     env = ps.Environment("127.0.0.1:1", config=config)
     env.from_rows(ROWS, schema=SCHEMA).discard()
     with caplog.at_level("WARNING", "penstock"), pytest.raises(ps.StreamError, match="refused"):
         env.submit("in vain")
     (told,) = [message for message in caplog.messages if "run already" in message]
     assert told.startswith("taskmanager.numberOfTaskSlots: the daemons at 127.0.0.1:1 ")
+    (told,) = [message for message in caplog.messages if "without effect" in message]
+    assert "restart-strategy.fixed-delay.attempts: without effect, since restart" in told

@@ -246,3 +246,38 @@ def test_what_is_in_a_file_that_is_no_yaml_is_not_told(
     path.write_text("a: 1\nb: [\n")
     with pytest.raises(ConfigurationError, match=r"it is no YAML \(line 3, column 1\)"):
         Configuration.load(path)
+
+
+@pytest.mark.parametrize(
+    ("of_job", "said", "without_effect"),
+    [
+        (False, {"high-availability.storageDir": "/x"}, "high-availability.storageDir: without effect, since high-availability.type is none"),
+        (False, {"high-availability.storageDir": "/x", "high-availability.type": "zookeeper"}, ""),
+        (False, {"high-availability.type": "none"}, ""),
+        (False, {"security.ssl.internal.ca": "x"}, "security.ssl.internal.enabled is false and security.ssl.client.enabled is false"),
+        (False, {"security.ssl.internal.ca": "x", "security.ssl.client.enabled": True}, ""),
+        (False, {"security.ssl.client.ca": "x"}, "security.ssl.client.enabled is false"),
+        (True, {"security.ssl.client.ca": "x"}, "security.ssl.client.enabled is false"),
+        (True, {"high-availability.storageDir": "/x"}, ""),
+        (False, {"traces.reporter.otel.exporter.timeout": "1s"}, "traces.reporter.type is none"),
+        (True, {"restart-strategy.failure-rate.delay": "2s"}, ""),  # the cluster may say so
+        (True, {"restart-strategy.failure-rate.delay": "2s", "restart-strategy.type": "fallback"}, ""),
+        (True, {"restart-strategy.failure-rate.delay": "2s", "restart-strategy.type": "failurerate"}, ""),
+        (True, {"restart-strategy.failure-rate.delay": "2s", "restart-strategy.type": "none"}, "restart-strategy.type is none"),
+        (False, {"restart-strategy.failure-rate.delay": "2s", "restart-strategy.type": "none"}, ""),  # jobs may have another
+        (True, {"execution.checkpointing.interval": "none", "execution.checkpointing.min-pause": "1s"}, "execution.checkpointing.interval is 0"),
+        (True, {"execution.runtime-mode": "batch", "execution.exchange.default": "caching"}, "execution.runtime-mode is batch"),
+    ],
+)  # fmt: skip
+def test_what_changes_nothing_is_told(of_job, said, without_effect):
+    told = Configuration.from_mapping(said).without_effect(of_job=of_job)
+    assert len(told) == bool(without_effect)
+    assert without_effect in "".join(told)
+
+
+def test_a_file_with_every_default_says_nothing_in_vain():
+    every = Configuration().model_dump(by_alias=True, exclude_none=True)
+    assert len(every) > 100
+    for more in ({}, {"high-availability.type": "zookeeper"}, {"execution.runtime-mode": "batch"}):
+        config = Configuration.from_mapping({**every, **more})
+        assert config.without_effect() == config.without_effect(of_job=True) == []
