@@ -4,21 +4,25 @@ Without ``safe``: fractions, and digits beyond the target's scale or resolution,
 lies outside of the target's range is an error, as is text that does not parse. With ``safe`` every loss
 is an error. Arrow alone guarantees neither (floats beyond the integer range and decimals beyond the
 precision come out as garbage, and so do integers as times of day), so those pairs of types are checked
-or go through an intermediate step here. A narrower float is rounded to, infinity included. Casts between
-nested types are always safe.
+or go through an intermediate step here. A narrower float is rounded to, infinity included, and a decimal
+becomes the nearest float64, as in Python. Casts between nested types are always safe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from penstock.rows.column_values import UNITS_PER_DAY
+from penstock.rows.column_values import UNITS_PER_DAY, lists_of_one_size
 from penstock.rows.time_text import time_texts
+
+_INT64_DIGITS = 18
+"""As many digits has any decimal that is an int64 without its point."""
 
 Kernel = Callable[[Any], Any]
 """An Arrow array or scalar in, one of the same length out."""
@@ -34,7 +38,7 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
     if pt.is_integer(source) and pt.is_time(target):
         return _integer_to_time(target)
     if safe:
-        direct = _direct(_options(target, truncate=False))
+        direct = _guarded(source, target, truncate=False)
         if not _needs_round_trip(source, target):
             return direct
         back = cast_kernel(target, source, safe=False)
@@ -45,9 +49,19 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
             widened = _direct(_options(pa.float32(), truncate=False))
             return lambda value: checked(pc.trunc(widened(value)))
         return lambda value: checked(pc.trunc(value))
+    return _guarded(source, target, truncate=not pt.is_nested(target))
+
+
+def _guarded(source: pa.DataType, target: pa.DataType, *, truncate: bool) -> Kernel:
+    """Arrow's cast, with steps in between where that alone is wrong."""
     if pt.is_decimal(target):
-        return _to_decimal(source, target)
-    return _direct(_options(target, truncate=not pt.is_nested(target)))
+        return _to_decimal(source, target, truncate=truncate)
+    if pt.is_decimal(source) and pt.is_float64(target):
+        return _nearest_float(source)
+    if pt.is_fixed_size_list(target) and (pt.is_list(source) or pt.is_large_list(source)):
+        of_items = _direct(_options(target, truncate=truncate))
+        return lambda value: of_items(lists_of_one_size(value, target))
+    return _direct(_options(target, truncate=truncate))
 
 
 def _integer_to_time(target: pa.DataType) -> Kernel:
@@ -66,13 +80,31 @@ def _integer_to_time(target: pa.DataType) -> Kernel:
     return cast
 
 
-def _to_decimal(source: pa.DataType, target: pa.DataType) -> Kernel:
+def _to_decimal(source: pa.DataType, target: pa.DataType, *, truncate: bool) -> Kernel:
     checked = _direct(_options(target, truncate=False))
     if pt.is_floating(source):
         return checked  # rounds to the scale, refuses what is out of range
     wide = pa.decimal256(76, target.scale)
-    widened = _direct(_options(wide, truncate=True))
+    widened = _direct(_options(wide, truncate=truncate))
     return lambda value: checked(widened(value))
+
+
+def _nearest_float(source: pa.DataType) -> Kernel:
+    """Decimals as the nearest float64: as a quotient where both of its sides are floats, else by their texts."""
+    text, parsed = (_direct(_options(kind, truncate=False)) for kind in (pa.string(), pa.float64()))
+    if source.precision > _INT64_DIGITS or not 0 <= source.scale <= _INT64_DIGITS:
+        return lambda value: parsed(text(value))
+    units_per_one = pa.scalar(Decimal(10) ** source.scale)
+    to_integer = _direct(_options(pa.int64(), truncate=False))
+    to_float = _direct(_options(pa.float64(), truncate=True))
+
+    def cast(value: Any) -> Any:
+        units = to_integer(pc.multiply(value, units_per_one))
+        if pc.all(pc.less_equal(pc.abs(units), 2**53), min_count=0).as_py() is False:
+            return parsed(text(value))
+        return pc.divide(to_float(units), 10.0**source.scale)
+
+    return cast
 
 
 def _direct(options: pc.CastOptions) -> Kernel:

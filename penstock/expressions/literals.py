@@ -56,7 +56,7 @@ def adopt(literal: pa.Scalar, target: pa.DataType) -> pa.Scalar:
     if kind == target:
         return literal
     if not literal.is_valid:
-        return pa.scalar(None, target)
+        return pa.nulls(1, target)[0]
     if _is_string(kind) and pt.is_temporal(target) and not pt.is_duration(target):
         return _parsed(literal.as_py(), target)
     if pt.is_timestamp(target) and (pt.is_timestamp(kind) or pt.is_date(kind)):

@@ -74,6 +74,9 @@ def _of_decimal(value: Value, target: pa.DataType) -> str | None:
     is_wider = pt.is_decimal128(target) and target.scale >= value.kind.scale
     # Arrow computes a float32 in float32, digit by digit: not the nearest one.
     is_number = _is_number(target) and not pt.is_float32(target)
+    if pt.is_signed_integer(target):
+        # Spark makes smaller ones by way of a float.
+        return cast(cast(value.text, pa.int64()), target)
     return cast(value.text, target) if is_wider or is_number else None
 
 

@@ -66,7 +66,7 @@ def sql_type(kind: pa.DataType) -> str:
     if pt.is_decimal(carried):
         return f"DECIMAL({carried.precision},{carried.scale})"
     if pt.is_timestamp(carried):
-        return "TIMESTAMP" if carried.tz else "TIMESTAMP_NTZ"
+        return "TIMESTAMP_LTZ" if carried.tz else "TIMESTAMP_NTZ"
     if carried not in _NAMES:
         raise NotCompiledError(f"nothing is computed of values of type {kind} on Spark")
     return _NAMES[carried]

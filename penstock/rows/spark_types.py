@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from penstock.errors import JobRejected, TaskFailure
+from penstock.rows.column_values import lists_of_one_size
 
 DECIMAL_DIGITS_MAX = 38
 
@@ -82,8 +83,11 @@ def carried_type(kind: pa.DataType) -> pa.DataType:
     if pt.is_map(kind):
         return pa.map_(carried_type(kind.key_type), carried_type(kind.item_type))
     if pt.is_struct(kind):
-        fields = [kind.field(i) for i in range(kind.num_fields)]
-        return pa.struct([pa.field(f.name, carried_type(f.type)) for f in fields])
+        if not 0 < len({field.name for field in kind}) == kind.num_fields:
+            raise NotCarriedError(
+                "Spark has no struct without fields, and none with two of one name; leave it out by .drop(...)"
+            )
+        return pa.struct([pa.field(field.name, carried_type(field.type)) for field in kind])
     raise NotCarriedError("Spark has no such type; leave it out by .drop(...), or cast it")
 
 
@@ -307,15 +311,43 @@ def converted(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
 def _converted(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if column.type == kind:
         return column
-    if isinstance(column.type, pa.BaseExtensionType):
-        chunks = [chunk.storage for chunk in column.chunks]
-        return _converted(pa.chunked_array(chunks, column.type.storage_type), kind)
-    if isinstance(kind, pa.BaseExtensionType):
-        stored = _converted(column, kind.storage_type)
-        return pa.chunked_array([kind.wrap_array(chunk) for chunk in stored.chunks], kind)
+    stored, wanted = _stored(column.type), _stored(kind)
+    if stored != column.type or wanted != kind:
+        plain = _converted(_viewed(column, stored), wanted)
+        return _viewed(plain, kind)
     if pt.is_dictionary(kind) and not pt.is_dictionary(column.type):
         encoded = pc.dictionary_encode(_converted(column, kind.value_type))
         return encoded.cast(kind)
     if pt.is_dictionary(column.type):
         return _converted(column.cast(column.type.value_type), kind)
+    if pt.is_fixed_size_list(kind) and pt.is_list(column.type):
+        return lists_of_one_size(column, kind).cast(kind)
     return column.cast(kind)
+
+
+def _viewed(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """The same values, as they are stored, as another type."""
+    if column.type == kind:
+        return column
+    return pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
+
+
+def _stored(kind: pa.DataType) -> pa.DataType:
+    """A type with those that its extensions are stored as, at any depth."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _stored(kind.storage_type)
+    if pt.is_struct(kind):
+        return pa.struct([_stored_field(field) for field in kind])
+    if pt.is_map(kind):
+        return pa.map_(_stored_field(kind.key_field), _stored_field(kind.item_field))
+    if pt.is_list(kind):
+        return pa.list_(_stored_field(kind.value_field))
+    if pt.is_large_list(kind):
+        return pa.large_list(_stored_field(kind.value_field))
+    if pt.is_fixed_size_list(kind):
+        return pa.list_(_stored_field(kind.value_field), kind.list_size)
+    return kind
+
+
+def _stored_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_stored(field.type))

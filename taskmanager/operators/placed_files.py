@@ -21,7 +21,7 @@ from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
 from penstock.rows.spark_types import is_read_alike
 from taskmanager.connectors.columns import ColumnPlan
-from taskmanager.spark.stage_files import StageInputFiles
+from taskmanager.spark.stage_files import StageInputFiles, has_other_calendar
 
 _CODECS = frozenset({"UNCOMPRESSED", "SNAPPY", "GZIP", "ZSTD"})
 _ENCODINGS = frozenset(
@@ -97,6 +97,8 @@ def reads_alike(file: pq.ParquetFile, output: pa.Schema) -> bool:
     Args:
         output: the columns that are read.
     """
+    if has_other_calendar(file.metadata):
+        return False
     actual = file.schema_arrow
     by_lower = [name.lower() for name in actual.names]
     for field in output:

@@ -27,6 +27,7 @@ from penstock.rows.spark_types import carried_schema, converted
 FUNCTION = "function"
 OUTPUT = "out"
 _INDEX = "index.json"
+_OTHER_CALENDAR = b"org.apache.spark.legacyDateTime"
 _FILE_BYTES = 64 << 20
 """Of rows in memory: a file of the input has about as many, so that Spark can share the work out."""
 
@@ -118,9 +119,19 @@ def _looked_at(path: Path, *, is_kept: bool) -> SparkOutputFile:
             if is_kept:
                 os.fsync(file.fileno())
             metadata = pq.read_metadata(file)
+            if has_other_calendar(metadata):
+                raise TaskFailure(
+                    "Spark has written its output with spark.sql.parquet.datetimeRebaseModeInWrite = LEGACY, in which days "
+                    "before 1582-10-15 are others: leave that key as it is, in the configuration and in the function"
+                )
             return SparkOutputFile(str(path), metadata.num_rows, os.fstat(file.fileno()).st_size)
     except (OSError, pa.ArrowException) as error:
         raise TaskFailure(f"what Spark has written cannot be read: {path}: {error}") from error
+
+
+def has_other_calendar(metadata: pq.FileMetaData) -> bool:
+    """Whether days before 1582-10-15 are in a file as Spark 2 wrote them, and are others to everybody else."""
+    return _OTHER_CALENDAR in (metadata.metadata or {})
 
 
 def write_index(directory: Path, files: list[SparkOutputFile]) -> None:

@@ -94,6 +94,7 @@ def _frame(session: Any, given: StageInput) -> Any:
     reader = session.read.schema(schema).option("recursiveFileLookup", "true")
     # Whatever the job has set for what it reads itself: rows of its own are never left out.
     reader = reader.option("ignoreMissingFiles", "false").option("ignoreCorruptFiles", "false")
+    reader = reader.option("datetimeRebaseMode", "CORRECTED")
     return reader.parquet(*(_uri(_OF_GLOBS.sub(r"\\\1", file)) for file in given.files))
 
 

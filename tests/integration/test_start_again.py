@@ -28,7 +28,7 @@ from penstock.client.job import JobHandle
 from penstock.storage.fsck import check_store
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S, await_details, cancel
-from tests.support.processes import DaemonCluster, Deadline, site, wait_gone
+from tests.support.processes import DaemonCluster, Deadline, site, wait_ended, wait_gone
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(4)]
 
@@ -446,7 +446,9 @@ def test_a_successor_of_the_jobmanager_goes_on_from_the_original(tmp_path: Path)
             path = tmp_path / "checkpoints" / first.job_id
             second = env.submit("second", from_savepoint=path)
             await_details(second, lambda metrics, _s: metrics["totals"]["records_in"] > 500)
-            os.kill(cluster.pid("jobmanager"), signal.SIGKILL)
+            jobmanager = cluster.pid("jobmanager")
+            os.kill(jobmanager, signal.SIGKILL)
+            wait_ended(jobmanager)
             cluster.start(taskmanagers=1, slots=2)
             with Client(cluster.jobmanager) as client:
                 assert JobHandle(client, second.job_id).wait(DEADLINE_S).status == "FINISHED"

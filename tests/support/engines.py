@@ -49,7 +49,7 @@ def rows_of_spark(session: Any, chain: Chain, tables: Sequence[pa.Table], direct
     frames = []
     for given in inputs:
         table = tables[order[given.source.node.index]].select(given.columns.names)
-        frames.append(_frame(session, table, directory))
+        frames.append(frame_of(session, table, directory))
     result = part(*frames).toArrow()
     return converted(result, stream.schema, "the result").to_pylist()
 
@@ -61,7 +61,8 @@ def _sources(stream: ps.Stream) -> list[Any]:
     return [node for node in nodes if isinstance(node.operation, ReadSource)]
 
 
-def _frame(session: Any, table: pa.Table, directory: Path) -> Any:
+def frame_of(session: Any, table: pa.Table, directory: Path) -> Any:
+    """A table as a stage is given it."""
     from pyspark.sql.types import StructType
 
     carried = carried_schema(table.schema)

@@ -6,11 +6,8 @@ when the graph is built, on its own or for Spark. What is left is a chain that c
 
 from __future__ import annotations
 
-import datetime as dt
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
 from random import Random
 from typing import Any
 
@@ -20,144 +17,21 @@ import pyarrow.types as pt
 import penstock as ps
 from penstock import col
 from penstock.pushdown.part_compiler import compile_part
-from penstock.pushdown.scalars import scalar_sql
+from tests.support.random_expressions import expression, question
 from tests.support.random_tables import KINDS, TIMES, table
 
-Call = Callable[[ps.Stream, ps.Stream], ps.Stream]
+Sources = tuple[ps.Stream, ps.Stream]
+Call = Callable[[ps.Stream, Sources], ps.Stream]
+"""The stream so far, and those of both tables in; what comes of them out."""
 
 WINDOWS = (
     ps.tumbling("7s"), ps.tumbling("10s", "-3s"), ps.tumbling("1ms"), ps.tumbling("1d"), ps.sliding("10s", "5s"),
     ps.sliding("7s", "2s"), ps.sliding("10s", "5s", "3s"), ps.sliding("3s", "2s"),
 )  # fmt: skip
-
-
-# ---------------------------------------------------------------- expressions
-
-_TWO: tuple[Callable[[Any, Any], Any], ...] = (
-    lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b, lambda a, b: a / b, lambda a, b: a // b, lambda a, b: a % b,
-    lambda a, b: a & b, lambda a, b: a | b, lambda a, b: a ^ b, lambda a, b: a.fill_null(b), ps.fn.coalesce,
-    lambda a, b: ps.fn.if_else(a == b, a, b), lambda a, b: ps.fn.if_else(b != 0, a, None), lambda a, b: ps.when(a > b, a).otherwise(b),
-)  # fmt: skip
-_ONE: tuple[Callable[[Any], Any], ...] = (
-    lambda a: -a, abs, lambda a: ~a, lambda a: a.floor(), lambda a: a.ceil(), lambda a: a.trunc(), lambda a: a.round(), lambda a: a.sqrt(),
-    lambda a: a.utf8_length(), lambda a: a.binary_length(), lambda a: a.ascii_lower(), lambda a: a.ascii_upper(),
-    lambda a: a.year(), lambda a: a.month(), lambda a: a.day(), lambda a: a.hour(), lambda a: a.minute(), lambda a: a.second(),
-)  # fmt: skip
-_CASTS = (
-    *(
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint64",
-        "float32",
-        "float64",
-        "bool",
-        "string",
-        "large_string",
-        "date32",
-    ),
-    *(
-        "timestamp[s]",
-        "timestamp[ms]",
-        "timestamp[us]",
-        "timestamp[us, tz=UTC]",
-        "timestamp[ms, tz=UTC]",
-        "timestamp[ms, tz=Asia/Kolkata]",
-    ),
-    *("decimal128(12, 3)", "decimal128(38, 0)", "decimal128(38, 18)"),
-)
-_COMPARED: tuple[Callable[[Any, Any], Any], ...] = (
-    lambda a, b: a == b, lambda a, b: a != b, lambda a, b: a < b, lambda a, b: a <= b, lambda a, b: a > b, lambda a, b: a >= b,
-)  # fmt: skip
-_ASKED: tuple[Callable[[Any], Any], ...] = (
-    lambda a: a.is_null(), lambda a: a.is_valid(), lambda a: a.is_nan(), lambda a: a.is_finite(), lambda a: a.is_inf(),
-    lambda a: a.is_null(nan_is_null=True), lambda a: a.starts_with("a"), lambda a: a.ends_with("\\"), lambda a: a.match_substring("̇"),
-    lambda a: a.isin([1, 2]), lambda a: a.isin(["a", "ß"]), lambda a: a.between(-1, 2), lambda a: a.isin([0.0, 1.5]),
-)  # fmt: skip
-
-
-def expression(random: Random, schema: pa.Schema, depth: int = 3) -> Any:
-    """An expression over some columns that compiles."""
-    if depth == 0 or random.random() < 0.1:
-        return col(random.choice(schema.names))
-    given = expression(random, schema, depth - 1)
-    for _ in range(12):
-        made = _over(random, schema, given, depth - 1)
-        if _compiles(made, schema):
-            return made()
-    return given
-
-
-def _over(random: Random, schema: pa.Schema, given: Any, depth: int) -> Callable[[], Any]:
-    chance = random.random()
-    if chance < 0.5:
-        function, other = random.choice(_TWO), _other(random, schema, depth)
-        return lambda: function(given, other)
-    if chance < 0.7:
-        function = random.choice(_ONE)
-        return lambda: function(given)
-    if chance < 0.9:
-        kind = random.choice(_CASTS)
-        return lambda: given.cast(kind)
-    asked = question(random, schema, depth)
-    return lambda: asked
-
-
-def _compiles(made: Callable[[], Any], schema: pa.Schema) -> bool:
-    try:
-        scalar_sql(made(), schema)
-    except (ps.JobRejected, ps.ExpressionError, TypeError, ValueError, OverflowError):
-        return False
-    return True
-
-
-def _other(random: Random, schema: pa.Schema, depth: int) -> Any:
-    constants = [
-        0,
-        1,
-        -3,
-        2**31,
-        0.0,
-        -1.5,
-        math.nan,
-        "a",
-        "ß",
-        True,
-        Decimal("1.25"),
-        dt.date(1969, 12, 31),
-        None,
-    ]
-    return (
-        ps.lit(random.choice(constants))
-        if random.random() < 0.35
-        else expression(random, schema, depth)
-    )
-
-
-def question(random: Random, schema: pa.Schema, depth: int = 2) -> Any:
-    """A condition."""
-    if depth and random.random() < 0.25:
-        left, right = question(random, schema, depth - 1), question(random, schema, depth - 1)
-        return random.choice([left & right, left | right, left ^ right, ~left])
-    given = expression(random, schema, depth)
-    for _ in range(12):
-        made = _asked(random, schema, given, depth)
-        if _compiles(made, schema):
-            return made()
-    return given.is_valid()
-
-
-def _asked(random: Random, schema: pa.Schema, given: Any, depth: int) -> Callable[[], Any]:
-    if random.random() < 0.7:
-        function, other = random.choice(_COMPARED), _other(random, schema, max(depth - 1, 0))
-        return lambda: function(given, other)
-    function = random.choice(_ASKED)
-    return lambda: function(given)
-
-
-# ---------------------------------------------------------------- chains
+_CALLS_MAX = 7
+_FIRST, _SECOND = "table#1", "table#2"
+_SEVERAL = ("window", "join", "union")
+"""Behind these rows come in several batches, and a running aggregate gives out each of its values."""
 
 
 @dataclass
@@ -165,7 +39,8 @@ class Pipeline:
     """Two tables, and the calls that are made of their streams.
 
     Attributes:
-        updates_of: the keys of a running aggregate at their end, () = it is not the last, None = there is none.
+        updates_of: the keys of a running aggregate whose updates come out, () = each of its values has come once, None =
+            there is none.
         refused: what was left out, and why.
     """
 
@@ -179,25 +54,46 @@ class Pipeline:
         """The calls, line by line."""
         return "\n".join(text for text, _ in self.calls)
 
-    def __call__(self, left: ps.Stream, right: ps.Stream) -> ps.Stream:
+    @property
+    def rows_max(self) -> int:
+        """How many rows its tables are cut into batches of: whole ones where a running aggregate reads them."""
+        return 7 if self.updates_of is None else max(map(len, self.tables)) + 1
+
+    @property
+    def comes_in_one_batch(self) -> bool:
+        """Whether what comes out does, where tables do."""
+        return not any(word in text for text, _ in self.calls for word in _SEVERAL)
+
+    def __call__(self, first: ps.Stream, second: ps.Stream) -> ps.Stream:
         """The chain over two streams."""
+        made = first
         for _, call in self.calls:
-            left = call(left, right)
-        return left
+            made = call(made, (first, second))
+        return made
 
     def read(self) -> tuple[Callable[..., ps.Stream], list[pa.Table]]:
         """The chain as a function of those streams alone that it reads, and their tables."""
-        if any("join" in text or "union(right)" in text for text, _ in self.calls):
-            return (lambda left, right: self(left, right)), list(self.tables)  # noqa: PLW0108 - its arguments are counted
-        return (lambda left: self(left, left)), [self.tables[0]]
-
-
-_SEVERAL = ("window", "join", "union")
-"""Behind these rows come in several batches, and a running aggregate gives out each of its values."""
+        if any(_SECOND in text for text, _ in self.calls):
+            return (lambda first, second: self(first, second)), list(self.tables)  # noqa: PLW0108 - its arguments are counted
+        return (lambda first: self(first, first)), [self.tables[0]]
 
 
 def pipeline(random: Random) -> Pipeline:
-    """A chain of up to seven calls."""
+    """A chain of up to seven calls: any, or such as go together seldom by themselves."""
+    made = Pipeline(_tables(random))
+    wanted = list(random.choice(_SHAPES)) or [
+        random.choice(_MAKERS) for _ in range(random.randint(2, _CALLS_MAX))
+    ]
+    for make in wanted:
+        for _ in range(4):
+            if made.updates_of or _add(made, *make(random, made)):
+                break
+    if not made.calls:
+        _add(made, "select", lambda stream, _: stream.select("a", "A"))
+    return made
+
+
+def _tables(random: Random) -> tuple[pa.Table, pa.Table]:
     names = random.sample(sorted(KINDS), random.randint(3, 7))
     kinds = {name: KINDS[name] for name in names}
     for name in ("a", "A"):
@@ -207,91 +103,85 @@ def pipeline(random: Random) -> Pipeline:
         for name, kind in kinds.items()
     }
     counts = random.choice([(0, 0), (0, 5), (12, 0), (1, 1), *[(12, 9), (20, 15), (25, 20)] * 4])
-    made = Pipeline(
-        (
-            table(random, kinds, counts[0], random.choice(TIMES)),
-            table(random, other, counts[1], random.choice(TIMES)),
-        )
+    return (
+        table(random, kinds, counts[0], random.choice(TIMES)),
+        table(random, other, counts[1], random.choice(TIMES)),
     )
-    for _ in range(random.randint(2, 7)):
-        _add(made, *_drawn(random, made))
-        if made.updates_of is not None:
-            break
-    is_in_one_batch = not any(word in text for text, _ in made.calls for word in _SEVERAL)
-    if made.updates_of is not None and is_in_one_batch and random.random() < 0.5:
-        _add(made, *_columns(random, made))
-        made.updates_of = ()  # one value of each key has come
-    if not made.calls:
-        _add(made, "select", lambda left, _: left.select("a", "A"))
-    return made
 
 
-def _streams(made: Pipeline) -> tuple[ps.Stream, ps.Stream]:
+def _streams(made: Pipeline) -> tuple[ps.Stream, Sources]:
     env = ps.Environment()
-    left, right = (env.from_arrow(each) for each in made.tables)
-    return made(left, right), right
+    first, second = (env.from_arrow(each) for each in made.tables)
+    return made(first, second), (first, second)
 
 
-def _add(made: Pipeline, name: str, call: Call, keys: tuple[str, ...] | None = None) -> None:
-    left, right = _streams(made)
+def _add(made: Pipeline, name: str, call: Call, keys: tuple[str, ...] | None = None) -> bool:
+    """Whether it compiles."""
+    stream, sources = _streams(made)
     try:
-        compile_part(call(left, right)._source)
+        compile_part(call(stream, sources)._source)
     except (ps.JobRejected, ps.ExpressionError) as error:
         made.refused.append(f"{name}: {error}")
-        return
-    made.calls.append((name, call))
+        return False
     if keys is not None:
-        made.updates_of = keys
+        made.updates_of = () if made.comes_in_one_batch and made.updates_of is None else keys
+    made.calls.append((name, call))
+    return True
 
 
-def _drawn(random: Random, made: Pipeline) -> tuple[Any, ...]:
-    makers = [
-        _columns,
-        _columns,
-        _columns,
-        _filter,
-        _filter,
-        _time,
-        _time,
-        _window,
-        _window,
-        _window_all,
-        _running,
-        _join,
-        _join,
-        _union,
-        _names,
-    ]
-    return random.choice(makers)(random, made)
+# ---------------------------------------------------------------- calls
+
+Made = tuple[Any, ...]
+"""A text, the call, and keys where it is a running aggregate."""
 
 
 def _schema(made: Pipeline) -> pa.Schema:
     return _streams(made)[0].schema
 
 
-def _columns(random: Random, made: Pipeline) -> tuple[Any, ...]:
+def _columns(random: Random, made: Pipeline) -> Made:
     schema = _schema(made)
     name = random.choice(
         ["x", "y", "X", "a", "A", *(name for name in schema.names if name != "ts")]
     )
     made_of = expression(random, schema)
-    return f"with_columns({name}={made_of!r})", lambda left, _: left.with_columns(**{name: made_of})
+    return f"with_columns({name}={made_of!r})", lambda stream, _: stream.with_columns(
+        **{name: made_of}
+    )
 
 
-def _filter(random: Random, made: Pipeline) -> tuple[Any, ...]:
+def _nulls(random: Random, made: Pipeline) -> Made:
+    """A column that is all null."""
+    kind = random.choice(
+        ["int64", "string", "float64", "timestamp[us, tz=UTC]", "decimal128(9, 3)"]
+    )
+    name = random.choice(["x", "a", "A"])
+    return f"with_columns({name}=null {kind})", lambda stream, _: stream.with_columns(
+        **{name: ps.lit(None).cast(kind)}
+    )
+
+
+def _filter(random: Random, made: Pipeline) -> Made:
     schema = _schema(made)
     asked = question(random, schema)
     if random.random() < 0.5:
         asked = asked | col(random.choice(schema.names)).is_valid()
-    return f"filter({asked!r})", lambda left, _: left.filter(asked)
+    return f"filter({asked!r})", lambda stream, _: stream.filter(asked)
 
 
-def _time(random: Random, made: Pipeline) -> tuple[Any, ...]:
+def _none(_: Random, made: Pipeline) -> Made:
+    """A condition that no row meets, which nobody knows before."""
+    name = _schema(made).names[0]
+    never = col(name).is_null() & col(name).is_valid()
+    return f"filter({never!r})", lambda stream, _: stream.filter(never)
+
+
+def _time(random: Random, made: Pipeline) -> Made:
     names = _schema(made).names
     name = random.choice(
         [name for name in names if name in ("ts", "window_start", "ts_right")] or names
     )
-    return f"with_event_time({name})", lambda left, _: left.with_event_time(name)
+    return f"with_event_time({name})", lambda stream, _: stream.with_event_time(name)
 
 
 def _keys(random: Random, schema: pa.Schema) -> tuple[str, ...]:
@@ -307,76 +197,151 @@ def _aggregates(random: Random, schema: pa.Schema) -> dict[str, Any]:
         if not pt.is_floating(kind) or name == "f":
             functions += [ps.sum, ps.mean]
         made[random.choice([f"r{number}", "a", "A"])] = random.choice(functions)(name)
+    if "ts" in schema.names and random.random() < 0.6:
+        made["ts"] = ps.max("ts")
     return made
 
 
-def _timed(stream: ps.Stream) -> ps.Stream:
-    names = stream.schema.names
-    return stream.with_event_time("ts") if "ts" in names else stream
+def _timed(stream: ps.Stream, is_wanted: bool = True) -> ps.Stream:
+    return stream.with_event_time("ts") if is_wanted and "ts" in stream.schema.names else stream
 
 
-def _window(random: Random, made: Pipeline) -> tuple[Any, ...]:
-    schema = _schema(made)
-    keys, window, aggregates = (
-        _keys(random, schema),
-        random.choice(WINDOWS),
-        _aggregates(random, schema),
+def _window(random: Random, made: Pipeline) -> Made:
+    schema, window = _schema(made), random.choice(WINDOWS)
+    keys, aggregates = _keys(random, schema), _aggregates(random, schema)
+    is_timed = random.random() < 0.6
+    text = f"{'timed.' * is_timed}key_by{keys}.window({window}).aggregate({aggregates})"
+    return (
+        text,
+        lambda stream, _: (
+            _timed(stream, is_timed).key_by(*keys).window(window).aggregate(**aggregates)
+        ),
     )
-    text = f"key_by{keys}.window({window}).aggregate({aggregates})"
-    return text, lambda left, _: _timed(left).key_by(*keys).window(window).aggregate(**aggregates)
 
 
-def _window_all(random: Random, made: Pipeline) -> tuple[Any, ...]:
+def _window_all(random: Random, made: Pipeline) -> Made:
     schema = _schema(made)
     window, aggregates = random.choice(WINDOWS), _aggregates(random, schema)
     return (
         f"window_all({window}).aggregate({aggregates})",
-        lambda left, _: _timed(left).window_all(window).aggregate(**aggregates),
+        lambda stream, _: _timed(stream).window_all(window).aggregate(**aggregates),
     )
 
 
-def _running(random: Random, made: Pipeline) -> tuple[Any, ...]:
+def _running(random: Random, made: Pipeline) -> Made:
     schema = _schema(made)
     keys, aggregates = _keys(random, schema), _aggregates(random, schema)
     return (
         f"key_by{keys}.aggregate({aggregates})",
-        lambda left, _: left.key_by(*keys).aggregate(**aggregates),
+        lambda stream, _: stream.key_by(*keys).aggregate(**aggregates),
         keys,
     )
 
 
-def _join(random: Random, made: Pipeline) -> tuple[Any, ...]:
-    left, right = _streams(made)
-    common = [name for name in left.schema.names if name in right.schema.names] or ["a"]
-    keys = random.sample(common, min(len(common), random.choice([1, 1, 2])))
+def _join(random: Random, made: Pipeline) -> Made:
+    stream, sources = _streams(made)
+    text, side = _side(random, made)
+    try:
+        other = side(stream, sources).schema
+    except (ps.JobRejected, ps.ExpressionError):  # the join is refused, too
+        other = stream.schema
+    common = sorted(
+        {(one.name, str(one.type)) for one in stream.schema}
+        & {(one.name, str(one.type)) for one in other}
+    )
+    keys = [name for name, _ in random.sample(common, min(len(common), random.choice([1, 1, 2])))]
+    keys = keys or ["a"]
     if random.random() < 0.5:
         given: dict[str, Any] = {
-            "within": random.choice([("-5s", "7s"), ("0s", "0s"), ("-1d", "1ms"), ("3s", "9s")])
+            "within": random.choice([("-1d", "1d"), ("-1d", "1ms"), ("-5s", "7s"), ("0s", "0s")])
         }
     else:
         given = {
-            "window": random.choice(WINDOWS),
+            "window": random.choice([ps.tumbling("1d"), *WINDOWS]),
             "how": random.choice(["inner", "left", "right", "full"]),
         }
-    return f"join({keys}, {given})", lambda one, two: _timed(one).join(
-        _timed(two), on=keys, **given
+    is_timed = random.random() < 0.6
+    return (
+        f"{'timed.' * is_timed}join({text}, {keys}, {given})",
+        lambda left, sources: _timed(left, is_timed).join(side(left, sources), on=keys, **given),
     )
 
 
-def _union(random: Random, made: Pipeline) -> tuple[Any, ...]:
+def _side(random: Random, made: Pipeline) -> tuple[str, Call]:
+    """What a stream is joined with: a source, some of it, windows of it, or the stream itself."""
+    number = random.choice([1, 1, 0])
+    name, schema = (_FIRST, _SECOND)[number], made.tables[number].schema
+    match random.randrange(5):
+        case 0:
+            return name, lambda _, sources: _timed(sources[number])
+        case 1:
+            asked = question(random, schema, 1)
+            return f"{name}.filter({asked!r})", lambda _, sources: _timed(
+                sources[number].filter(asked)
+            )
+        case 2:
+            kept = random.sample(schema.names[:-1], random.randint(1, 3))
+            return f"{name}.select({kept})", lambda _, sources: _timed(sources[number]).select(
+                *kept
+            )
+        case 3:
+            keys, window = _keys(random, schema), random.choice(WINDOWS)
+            counted = _aggregates(random, schema)
+            return (
+                f"{name}.key_by{keys}.window({window}).aggregate({counted})",
+                lambda _, sources: (
+                    _timed(sources[number]).key_by(*keys).window(window).aggregate(**counted)
+                ),
+            )
+        case _:
+            return "itself", lambda stream, _: _timed(stream)
+
+
+def _union(random: Random, made: Pipeline) -> Made:
     schema = _schema(made)
-    asked = question(random, schema, 1)
-    if random.random() < 0.5:
-        return f"union(self.filter({asked!r}))", lambda left, _: left.union(left.filter(asked))
-    names = schema.names
-    return "union(right)", lambda left, right: left.union(right.select(*names))
+    asked, names = question(random, schema, 1), schema.names
+    match random.randrange(4):
+        case 0:
+            return f"union(self.filter({asked!r}))", lambda stream, _: stream.union(
+                stream.filter(asked)
+            )
+        case 1:
+            name, kind = random.choice([(one.name, one.type) for one in schema])
+            return f"union(self, {name} null)", lambda stream, _: stream.union(
+                stream.with_columns(**{name: ps.lit(None).cast(kind)}).select(*names)
+            )
+        case _:
+            more = random.random() < 0.3
+            return f"union({_SECOND}{', self' * more})", lambda stream, sources: stream.union(
+                sources[1].select(*names), *([stream] if more else [])
+            )
 
 
-def _names(random: Random, made: Pipeline) -> tuple[Any, ...]:
+def _names(random: Random, made: Pipeline) -> Made:
     names = _schema(made).names
     chosen = random.sample(names, random.randint(1, len(names)))
     if random.random() < 0.4:
-        return f"rename({chosen[0]}=odd)", lambda left, _: left.rename(**{chosen[0]: "a.b `c`"})
+        return f"rename({chosen[0]}=odd)", lambda stream, _: stream.rename(**{chosen[0]: "a.b `c`"})
     if random.random() < 0.5 and "ts" in chosen and len(chosen) > 2:
         chosen.remove("ts")
-    return f"select({chosen})", lambda left, _: left.select(*chosen)
+    return f"select({chosen})", lambda stream, _: stream.select(*chosen)
+
+
+_Maker = Callable[[Random, Pipeline], Made]
+_MAKERS: Sequence[_Maker] = (
+    *(_columns, _columns, _columns, _nulls, _filter, _filter, _none, _time, _time),
+    *(_window, _window, _window_all, _running, _join, _join, _union, _names),
+)
+_SHAPES: Sequence[Sequence[_Maker]] = (
+    *([[]] * 4),
+    (_join, _join, _filter, _names),
+    (_columns, _join, _columns, _join, _window),
+    (_window, _join, _window),
+    (_filter, _running, _time, _join, _columns, _running),
+    (_running, _columns, _running),
+    (_join, _window, _columns, _join),
+    (_union, _join, _union, _window),
+    (_nulls, _union, _window, _filter, _union),
+    (_none, _join, _window_all),
+)
+"""Calls that are wanted in this order; empty = any."""

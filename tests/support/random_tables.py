@@ -57,8 +57,12 @@ KINDS: dict[str, pa.DataType] = {
     "ts_s": pa.timestamp("s"), "ts_ms": pa.timestamp("ms", "UTC"), "ts_us": pa.timestamp("us", "Europe/Berlin"),
     "ts_n": pa.timestamp("us"), "ts_ns": pa.timestamp("ns", "UTC"), "tm": pa.time32("ms"), "du": pa.duration("ms"),
     "l": pa.list_(pa.int64()), "o": pa.struct([("a", pa.int8()), ("A", pa.string())]),
+    "m": pa.map_(pa.string(), pa.uint32()), "fl": pa.list_(pa.float32(), 2), "ll": pa.large_list(pa.list_(pa.date64())),
+    "lo": pa.list_(pa.struct([pa.field("d", pa.decimal128(9, 3), nullable=False), ("t", pa.timestamp("ms", "Europe/Berlin"))])),
+    "om": pa.struct([("m", pa.map_(pa.int16(), pa.list_(pa.duration("us")))), ("u", pa.uuid())]),
 }  # fmt: skip
 """Columns that tables are made of."""
+_OM_STORED = pa.struct([KINDS["om"].field("m"), ("u", pa.binary(16))])
 
 TIMES = (
     pa.int64(),
@@ -112,15 +116,37 @@ def _value(random: Random, kind: pa.DataType) -> Any:
         return random.choice([dt.time(0), dt.time(23, 59, 59, 999_000)])
     if pt.is_duration(kind):
         return dt.timedelta(milliseconds=random.choice([0, -1, 10**9]))
-    if pt.is_list(kind):
-        return random.choice([[], [1, None], [2**63 - 1]])
-    return {"a": random.choice([None, -1]), "A": random.choice(TEXTS)}
+    return _nested(random, kind)
+
+
+def _nested(random: Random, kind: pa.DataType) -> Any:
+    if isinstance(kind, pa.UuidType):
+        return random.choice([b"\0" * 16, b"0123456789abcdef"])
+    if pt.is_fixed_size_list(kind):
+        return [value(random, kind.value_type) for _ in range(kind.list_size)]
+    if pt.is_list(kind) or pt.is_large_list(kind):
+        return [_of_field(random, kind.value_field) for _ in range(random.randint(0, 2))]
+    if pt.is_map(kind):
+        keys = {_value(random, kind.key_type) for _ in range(random.randint(0, 2))}
+        return [(key, value(random, kind.item_type)) for key in sorted(keys)]
+    return {one.name: _of_field(random, one) for one in kind}
+
+
+def _of_field(random: Random, one: pa.Field) -> Any:
+    return value(random, one.type) if one.nullable else _value(random, one.type)
 
 
 def table(random: Random, kinds: dict[str, pa.DataType], count: int, time: pa.DataType) -> pa.Table:
     """Rows, with a column ``ts`` of event times, out of order and on both sides of 1970."""
-    columns = {name: [value(random, kind) for _ in range(count)] for name, kind in kinds.items()}
-    arrays = [_array(values, kinds[name]) for name, values in columns.items()]
+    fields = [_field(random, name, kind) for name, kind in kinds.items()]
+    all_null = {one.name for one in fields if one.nullable and random.random() < 1 / 12}
+    arrays = [
+        _array(
+            [None if one.name in all_null else _of_field(random, one) for _ in range(count)],
+            one.type,
+        )
+        for one in fields
+    ]
     millis = [
         random.choice([random.randint(-30_000, 30_000), *(-1, 0, -7_000, 10_000)])
         for _ in range(count)
@@ -135,10 +161,17 @@ def table(random: Random, kinds: dict[str, pa.DataType], count: int, time: pa.Da
         times = pa.array(
             [int(number * per_ms) - random.choice([0, odd]) for number in millis], pa.int64()
         ).cast(time)
-    return pa.table([*arrays, times], schema=pa.schema([*kinds.items(), ("ts", time)]))
+    return pa.table([*arrays, times], schema=pa.schema([*fields, ("ts", time)]))
+
+
+def _field(random: Random, name: str, kind: pa.DataType) -> pa.Field:
+    """A column, one time in eight one without nulls."""
+    return pa.field(name, kind, nullable=random.random() >= 1 / 8)
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     if pt.is_dictionary(kind):
         return pa.array(values, kind.value_type).dictionary_encode().cast(kind)
+    if kind == KINDS["om"]:  # Arrow makes no extension types within others of Python's values
+        return pa.array(values, _OM_STORED).view(kind)
     return pa.array(values, kind)

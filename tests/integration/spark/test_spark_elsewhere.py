@@ -25,7 +25,7 @@ from taskmanager.spark.connect_address import INTERRUPT_S
 from tests.integration.spark.conftest import IN_ALL, spark_drivers, wait_all_ended
 from tests.integration.spark.test_engine_jobs import bids, hot
 from tests.support.engines import assert_same_rows
-from tests.support.processes import wait_in_directory
+from tests.support.processes import DEADLINE_S, wait_in_directory
 from tests.support.spark_servers import SECRET, SMALL_JVM, connect_server, standalone
 
 pytestmark = [pytest.mark.integration, IN_ALL, pytest.mark.timeout(900)]
@@ -168,13 +168,13 @@ def hanging(directory: Path) -> Callable[[Any], Any]:
     def hangs(spark: Any) -> Any:
         def in_task(batches: Any) -> Any:
             for batch in batches:
-                part = directory / f"part-{os.getpid()}"  # tasks run side by side
+                part = directory / "part"
                 part.write_text(str(os.getpid()))
                 part.rename(directory / "worker")
                 threading.Event().wait(600)
                 yield batch
 
-        return spark.range(1).mapInArrow(in_task, "id long")
+        return spark.range(0, 1, 1, numPartitions=1).mapInArrow(in_task, "id long")
 
     return hangs
 
@@ -214,11 +214,12 @@ def test_what_is_left_on_a_server_of_spark_connect_is_ended_whoever_is_killed(
 
 
 def kill_in_order(*pids: int) -> None:
-    """Stops all of them before it kills them: none has a moment between."""
+    """Stops all of them before it kills them: none has a moment between. None is there when it returns."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
+    wait_all_ended(pids, DEADLINE_S)
 
 
 def test_a_stage_runs_over_spark_connect_without_java_of_ours(tmp_path: Path) -> None:

@@ -84,6 +84,15 @@ def test_a_file_that_is_not_is_written_anew(
     assert pq.read_metadata(written).num_rows == 2
 
 
+def test_a_file_of_another_calendar_is_written_anew(tmp_path: Path) -> None:
+    """To Spark its days before 1582-10-15 are others than to us."""
+    path = tmp_path / "in.parquet"
+    old = pa.schema(N, metadata={"org.apache.spark.legacyDateTime": ""})
+    pq.write_table(pa.table({"n": [1]}, schema=old), path)
+    [written] = placed(path, N, tmp_path / "beside")
+    assert Path(written).parent == tmp_path / "beside"
+
+
 def test_each_file_is_looked_at_for_itself(tmp_path: Path) -> None:
     """Other types, names that are one to Spark, values of directories, and files that Spark elsewhere does not see."""
     directory = tmp_path / "in"

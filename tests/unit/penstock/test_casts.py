@@ -1,0 +1,90 @@
+"""Aim: casts are right where Arrow's own are not. Method: Python's values are the oracle."""
+
+from __future__ import annotations
+
+from decimal import Context, Decimal
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock import col
+from penstock.expressions import BadRow
+
+KINDS = [(1, 0), (9, 3), (18, 0), (18, 2), (18, 18), (19, 0), (38, 0), (38, 10), (38, 38), (5, -3)]
+EXACT = Context(prec=80)
+
+
+def as_received(lists: pa.ListArray) -> pa.ListArray:
+    """Lists without items as they come out of an exchange: there is no memory of items."""
+    items = pa.Array.from_buffers(lists.type.value_type, 0, [None, None])
+    buffers = lists.buffers()[:2]
+    return pa.Array.from_buffers(lists.type, len(lists), buffers, children=[items])
+
+
+def cast(values: list[Decimal | None], source: pa.DataType, target: Any, *, safe: bool) -> Any:
+    rows = pa.RecordBatch.from_arrays([pa.array(values, source)], ["d"])
+    return col("d").cast(target, safe=safe).compile(rows.schema)(rows).to_pylist()
+
+
+@pytest.mark.parametrize(("precision", "scale"), KINDS)
+def test_a_decimal_becomes_the_nearest_float(precision: int, scale: int) -> None:
+    """Arrow's own cast gives 999999.9990000001 for 999999.999, and so another value than Spark's or Python's."""
+    random, most = Random(precision * 100 + scale), 10**precision - 1
+    units = [0, 1, -1, most, -most, *(random.randint(-most, most) for _ in range(300))]
+    few = [number % 10 ** min(precision, 15) for number in units]
+    for numbers in (units, few):
+        values = [Decimal(number).scaleb(-scale, EXACT) for number in numbers]
+        kind = pa.decimal128(precision, scale)
+        found = cast([*values, None], kind, "float64", safe=False)
+        assert found == [*map(float, values), None]
+
+
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize(
+    ("source", "target", "inside", "outside"),
+    [
+        ((9, 3), (38, 38), "0.125", "566471.825"),
+        ((38, 0), (38, 18), "-12345678901234567890", "15741039017486249860865048160678632550"),
+        ((1, 0), (38, 38), "0", "-7"),
+    ],
+)
+def test_a_decimal_that_does_not_fit_is_an_error(
+    source: tuple[int, int], target: tuple[int, int], inside: str, outside: str, safe: bool
+) -> None:
+    """Arrow's own safe cast wraps around: -7 came out as -0.19435266158123073073250785136463577088."""
+    kinds = pa.decimal128(*source), pa.decimal128(*target)
+    assert cast([Decimal(inside), None], *kinds, safe=safe) == [Decimal(inside), None]
+    with pytest.raises(BadRow, match="does not fit in precision") as failed:
+        cast([Decimal(inside), None, Decimal(outside)], *kinds, safe=safe)
+    assert failed.value.row_index == 2
+
+
+def test_a_safe_cast_of_a_decimal_loses_no_digit() -> None:
+    kind = pa.decimal128(9, 3)
+    assert cast([Decimal("1.500")], kind, pa.decimal128(9, 1), safe=True) == [Decimal("1.5")]
+    assert cast([Decimal("0.125")], kind, "float64", safe=True) == [0.125]
+    for target in (pa.decimal128(9, 1), pa.int64()):
+        with pytest.raises(BadRow, match=r"truncat|would"):
+            cast([Decimal("1.250")], kind, target, safe=True)
+
+
+@pytest.mark.parametrize("safe", [False, True])
+def test_lists_become_lists_of_one_size(safe: bool) -> None:
+    """Arrow reads items that null lists have not: its process ended by SIGSEGV where a batch had no others."""
+    floats, pairs = pa.list_(pa.float32()), pa.list_(pa.float64(), 2)
+    expression = col("x").cast(pairs, safe=safe)
+    nulls = as_received(pa.array([None] * 5, floats))
+    for column, expected in (
+        (nulls, [None] * 5),
+        (pa.array([[1, None], None, [3, 4], None], floats), [[1, None], None, [3, 4], None]),
+        (pa.array([[9], None, [1, 2], None], floats).slice(1), [None, [1, 2], None]),
+        (pa.array([], floats), []),
+    ):
+        rows = pa.RecordBatch.from_arrays([column], ["x"])
+        assert expression.compile(rows.schema)(rows).to_pylist() == expected
+    rows = pa.RecordBatch.from_pydict({"x": pa.array([[1, 2], [3]], floats)})
+    with pytest.raises(BadRow, match="another size than") as failed:
+        expression.compile(rows.schema)(rows)
+    assert failed.value.row_index == 1
