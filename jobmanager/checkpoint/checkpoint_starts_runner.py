@@ -33,6 +33,7 @@ from jobmanager.checkpoint.snapshot_convert import completed_of
 from jobmanager.checkpoint.taken_over_savepoint import take_over
 from jobmanager.graph.execution_attempt import SubtaskId
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
+from penstock.graph.output_in_doubt import decided_output
 from penstock.graph.restore_check import check_restore, dropped_states
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HeadClaimedAgain
@@ -216,13 +217,14 @@ class CheckpointStartsRunner:
         return point
 
     def _note_start(self, claim: HeadClaim, point: RestorePoint) -> None:
-        dropped = check_restore(self._graph, point.manifest, ignores_unclaimed=True).dropped
+        output = decided_output(self._graph)
+        check = check_restore(self._graph, point.manifest, ignores_unclaimed=True, output=output)
         started = checkpoint_pb2.StartedFrom(
             path=self._starts_from,
             checkpoint_id=point.manifest.checkpoint_id,
             is_savepoint=point.is_savepoint,
             claimed=self._is_claimed(point),
-            dropped_states=dropped_states(dropped),
+            dropped_states=dropped_states(check.dropped),
             event_time_ended=point.has_ended_time,
         )
         head = head_started(claim.head, started)

@@ -13,8 +13,8 @@ from jobmanager.job.job_record import PATH_KEY
 from penstock.config import Configuration
 from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
 from penstock.graph.added_aggregates import mark_added
+from penstock.graph.output_in_doubt import IN_DOUBT_KEY, decide_output
 from penstock.graph.restore_check import (
-    COMMITTABLES,
     StateFate,
     adopt_key_groups,
     check_restore,
@@ -29,9 +29,7 @@ from penstock.storage.restore_point import (
     claim_savepoint,
     open_restore_point,
 )
-from penstock.storage.savepoint import COMMITTED_PATH, OWNER_PATH, TAKEN_BACK_PATH
-
-IN_DOUBT_KEY = "execution.state-recovery.in-doubt"
+from penstock.storage.savepoint import OWNER_PATH
 
 _log = structlog.get_logger(__name__)
 
@@ -128,18 +126,21 @@ def prepare_start(
     found = graph_pb2.JobGraph()
     found.CopyFrom(graph)
     adopt_key_groups(found, point.manifest)
+    output = decide_output(point, config.execution_state_recovery_in_doubt)
     check = check_restore(
         found,
         point.manifest,
         ignores_unclaimed=config.execution_state_recovery_ignore_unclaimed,
         backend=config.state_backend_type,
+        output=output,
     )
     check.raise_refusal(graph.name, point.uri)
+    if point.is_savepoint and output.commits:
+        # Whoever has claimed it since.
+        _check_commits_alone(graph.name, point, is_running=is_running(point.manifest.job_id))
     mark_added(found, point.manifest)
     found.config[PATH_KEY] = point.uri
-    may_commit_itself = is_running(point.manifest.job_id)  # whoever has claimed it since
-    in_doubt = _in_doubt(graph.name, point, config, is_running=may_commit_itself)
-    found.config[IN_DOUBT_KEY] = in_doubt
+    found.config[IN_DOUBT_KEY] = output.said
     for fate in check.dropped:
         _log.warning(
             "restore.state_dropped",
@@ -180,6 +181,15 @@ def _check_is_free(
         )
 
 
+def _check_commits_alone(name: str, point: RestorePoint, *, is_running: bool) -> None:
+    if is_running:
+        raise JobRejected(
+            f"job {name!r} cannot commit the output that {point.uri} covers: job {point.manifest.job_id} still "
+            "runs on this cluster and may commit it, or take it back, itself; wait until it has completed its "
+            "next checkpoint, or cancel it first"
+        )
+
+
 def _check_claim(point: RestorePoint, config: Configuration) -> None:
     if not point.is_savepoint and not point.owner:
         raise JobRejected(
@@ -194,50 +204,3 @@ def _check_claim(point: RestorePoint, config: Configuration) -> None:
             f"{point.uri} cannot be claimed by a job that keeps its checkpoints in the JobManager's memory: set "
             "execution.checkpointing.storage: filesystem, or start without --claim"
         )
-
-
-def _in_doubt(name: str, point: RestorePoint, config: Configuration, *, is_running: bool) -> str:
-    """Whether the job commits the output that is prepared in what it starts from."""
-    said = config.execution_state_recovery_in_doubt
-    if not point.is_savepoint:
-        # HEAD names it: whoever goes on from it commits what it covers, as often as need be.
-        return said or "commit"
-    if not has_prepared_output(point) or COMMITTED_PATH in point.store.first_parts():
-        return "leave"
-    if TAKEN_BACK_PATH in point.store.first_parts():
-        if said == "commit":
-            raise JobRejected(
-                f"job {name!r} cannot commit the output that {point.uri} covers: job {point.manifest.job_id} has "
-                "gone back behind it and produces that itself: say --in-doubt leave"
-            )
-        return "leave"
-    if said is None:
-        raise JobRejected(
-            f"job {name!r} cannot be started from {point.uri}: nobody knows whether the output that it covers "
-            "was committed by the job that it was taken of; look, and say --in-doubt commit (this job commits "
-            "it) or --in-doubt leave (it was committed, or is not wanted)"
-        )
-    if said == "commit" and is_running:
-        raise JobRejected(
-            f"job {name!r} cannot commit the output that {point.uri} covers: job {point.manifest.job_id} still "
-            "runs on this cluster and may commit it, or take it back, itself; wait until it has completed its "
-            "next checkpoint, or cancel it first"
-        )
-    return said
-
-
-def has_prepared_output(point: RestorePoint) -> bool:
-    """Whether sinks have prepared output that a checkpoint was to commit."""
-    sinks = {
-        operator.uid
-        for vertex in point.manifest.vertices
-        for operator in vertex.operators
-        if operator.kind == "sink"
-    }
-    return any(
-        held.name == COMMITTABLES and (held.items or held.HasField("handle"))
-        for subtask in point.manifest.subtasks
-        for operator in subtask.operators
-        if operator.operator_uid in sinks
-        for held in operator.lists
-    )

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from penstock.cli.context import echo, print_table
 from penstock.cli.describe import TIME_ENDED
 from penstock.config import Configuration
-from penstock.graph.restore_check import Fate, RestoreCheck, adopt_key_groups, check_restore
+from penstock.graph.output_in_doubt import decide_output
+from penstock.graph.restore_check import (
+    READ_BY_ALL,
+    Fate,
+    RestoreCheck,
+    adopt_key_groups,
+    check_restore,
+)
 from penstock.pb import graph_pb2
 from penstock.storage.content_check import check_content
 from penstock.storage.packed_files_store import PackedReader
 from penstock.storage.restore_point import RestorePoint, open_restore_point
+
+_BACKEND_KEY: Final = "state.backend.type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +31,13 @@ class PlannedRestore:
 
     Attributes:
         is_read: all that the files hold has been read, and is what was written.
+        conditions: for which the cluster may refuse a run.
     """
 
     point: RestorePoint
     check: RestoreCheck
     is_read: bool
+    conditions: list[str]
 
     def fields(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -36,6 +48,7 @@ class PlannedRestore:
             "event_time_ended": self.point.has_ended_time,
             "refused": bool(self.check.refusals),
             "problems": list(self.check.problems),
+            "conditions": self.conditions,
             "states": [
                 {
                     "operator_uid": fate.uid,
@@ -73,6 +86,8 @@ class PlannedRestore:
             )
         if self.point.has_ended_time:
             echo(f"a risk: {TIME_ENDED}")
+        for condition in self.conditions:
+            echo(f"depends on the cluster: {condition}")
         if not self.is_read:
             echo(
                 f"its files were not read; whether they are undamaged says: penstock fsck {self.point.uri}"
@@ -97,7 +112,21 @@ def planned_restore(graph: graph_pb2.JobGraph) -> PlannedRestore | None:
         graph,
         point.manifest,
         ignores_unclaimed=config.execution_state_recovery_ignore_unclaimed,
-        backend=config.state_backend_type,
+        backend=graph.config.get(_BACKEND_KEY, ""),
+        output=decide_output(point, config.execution_state_recovery_in_doubt),
     )
     is_read = check_content(point, PackedReader(point.store, point.manifest))
-    return PlannedRestore(point, check, is_read)
+    return PlannedRestore(point, check, is_read, [*_of_the_cluster(graph, point)])
+
+
+def _of_the_cluster(graph: graph_pb2.JobGraph, point: RestorePoint) -> Iterator[str]:
+    """What a run is refused for by the cluster, of which a plan knows nothing."""
+    backends = {one.keyed.backend for task in point.manifest.subtasks for one in task.operators}
+    if _BACKEND_KEY not in graph.config and (fixed := backends - {"", READ_BY_ALL}):
+        backend = next(iter(fixed))
+        yield f"state was stored by the backend {backend!r}: a cluster whose {_BACKEND_KEY} is another one refuses it"
+    owner = point.owner or point.manifest.job_id
+    if not point.is_savepoint:
+        yield f"a cluster on which job {owner} still runs refuses it"
+    elif point.owner:
+        yield f"job {owner} has claimed it, and removes it: refused until that job has ended"

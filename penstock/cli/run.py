@@ -41,6 +41,16 @@ _rest_argument = click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 _config_option = click.option(
     "-D", "overrides", multiple=True, metavar="KEY=VALUE", help="Wins over the script's own value."
 )
+_in_doubt_option = click.option(
+    "--in-doubt",
+    type=click.Choice(["commit", "leave"]),
+    help="Output that a savepoint covers and that nobody may have committed.",
+)
+_ignore_option = click.option(
+    "--allow-non-restored-state",
+    is_flag=True,
+    help="Leave out state of operators that are gone, and timers that nobody answers.",
+)
 _start_options = (
     click.option(
         "--from-savepoint",
@@ -48,16 +58,8 @@ _start_options = (
         help="Start from a savepoint, a job's checkpoints, or one chk-<n> of them.",
     ),
     click.option("--claim", is_flag=True, help="What is started from belongs to the job."),
-    click.option(
-        "--in-doubt",
-        type=click.Choice(["commit", "leave"]),
-        help="Output that a savepoint covers and that nobody may have committed.",
-    ),
-    click.option(
-        "--allow-non-restored-state",
-        is_flag=True,
-        help="Leave out state of operators that are gone.",
-    ),
+    _in_doubt_option,
+    _ignore_option,
 )
 
 
@@ -144,11 +146,8 @@ def run(
     metavar="PATH",
     help="Say of each state there whether it maps, migrates, is dropped or is refused.",
 )
-@click.option(
-    "--allow-non-restored-state",
-    is_flag=True,
-    help="Leave out state of operators that are gone.",
-)
+@_in_doubt_option
+@_ignore_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_rest_argument
 @reports_errors
@@ -157,6 +156,7 @@ def plan(
     overrides: tuple[str, ...],
     py_files: tuple[Path, ...],
     from_savepoint: str | None,
+    in_doubt: str | None,
     allow_non_restored_state: bool,
     as_json: bool,
     arguments: tuple[str, ...],
@@ -165,7 +165,9 @@ def plan(
 
     With --from-savepoint the status is 1 where a run would be refused.
     """
-    start = start_configuration(from_savepoint, ignores_unclaimed=allow_non_restored_state)
+    start = start_configuration(
+        from_savepoint, in_doubt=in_doubt, ignores_unclaimed=allow_non_restored_state
+    )
     override = SubmissionOverride(
         config=_configuration(overrides) | start, py_files=py_files, plan_only=True
     )

@@ -15,9 +15,12 @@ from enum import Enum
 import pyarrow as pa
 
 from penstock.errors import JobRejected
+from penstock.graph.output_in_doubt import COMMITTABLES, OutputDecision
 from penstock.graph.state_meaning import (
+    change_of_output,
     changed_aggregates,
     changed_built_in,
+    changed_format,
     changed_meaning,
     unanswered_timers,
     untimely_timers,
@@ -26,8 +29,6 @@ from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.codec import ENTRY_ARROW, Stamped, codec_of
 from penstock.storage.codec_migration import MigrationRefusedError, field_changes, migration
 
-COMMITTABLES = "committables"
-"""The list in which sinks keep what is prepared."""
 OPERATOR_LIST = "operator list"
 """Kind of a declared state without a key."""
 BUNDLE_LIST = "bundle"
@@ -35,10 +36,11 @@ BUNDLE_LIST = "bundle"
 _OF_PRE_AGGREGATION = frozenset({BUNDLE_LIST, "gauge", "largest_time"})
 _OF_COLLECT = frozenset({"collect"})
 _KEY_SPACE = "key_space/"
-_READ_BY_ALL = "hashmap"
-"""Its format is that of canonical savepoints."""
 """Stands before the names of such states where a database keeps them."""
+READ_BY_ALL = "hashmap"
+"""Its format is that of canonical savepoints."""
 _OF_KEYS = frozenset({"value", "list", "map"})
+_COMMITS = OutputDecision(commits=True)
 _CODEC = b"codec"
 _STATEFUL = frozenset(
     {"source", "process", "window_aggregate", "window_function", "running_aggregate", "join"}
@@ -195,6 +197,7 @@ def check_restore(
     *,
     ignores_unclaimed: bool,
     backend: str = "",
+    output: OutputDecision = _COMMITS,
 ) -> RestoreCheck:
     """What becomes of each state.
 
@@ -202,6 +205,7 @@ def check_restore(
         graph: with the key-groups that ``adopt_key_groups`` gave it.
         ignores_unclaimed: state of operators that are gone, and timers that no function answers, are dropped.
         backend: that the job keeps its state in; "" = not looked at.
+        output: what becomes of output that is prepared there.
     """
     operators = {one.uid: one for vertex in graph.vertices for one in vertex.operators}
     vertex_of = {one.uid: vertex for vertex in graph.vertices for one in vertex.operators}
@@ -210,7 +214,7 @@ def check_restore(
     fates: list[StateFate] = []
     for stored in (one for vertex in manifest.vertices for one in vertex.operators):
         snapshots = held.get(stored.uid, [])
-        states = _states(stored, snapshots, has_done=stored.uid in done)
+        states = _states(stored, snapshots, has_done=stored.uid in done, has_output=output.commits)
         if not states:
             continue
         operator = operators.get(stored.uid)
@@ -220,6 +224,7 @@ def check_restore(
         refusal = _key_group_problem(snapshots, vertex_of[stored.uid])
         refusal = refusal or _backend_problem(snapshots, backend)
         refusal = refusal or changed_meaning(stored.declared, operator)
+        refusal = refusal or _format_problem(stored, snapshots, operator)
         tables = {table.name: table for one in snapshots for table in one.keyed.tables}
         codecs = {one.name: one.codec for each in snapshots for one in each.lists if one.codec}
         for state in states:
@@ -236,6 +241,8 @@ def check_restore(
                 fate, reason = Fate.MIGRATES, changed
             if refused := _changed_state(stored.declared, operator, name):
                 fate, reason = Fate.REFUSED, refused
+            elif name == COMMITTABLES:
+                reason = change_of_output(stored.declared, operator)
             elif lost := unanswered_timers(stored.declared, operator, name):
                 fate, reason = _lost(lost, ignores_unclaimed)
             fates.append(_fate(stored, name, fate, reason))
@@ -248,6 +255,7 @@ def check_restore(
         for one in fates
     )
     problems = (*_exchange_problems(manifest), *_persisted_problems(operators, manifest))
+    problems += (output.refusal,) if output.refusal else ()
     return RestoreCheck(tuple(named), problems)
 
 
@@ -325,6 +333,7 @@ def _states(
     snapshots: Iterable[checkpoint_pb2.OperatorSnapshot],
     *,
     has_done: bool,
+    has_output: bool,
 ) -> list[str]:
     """Names of what would be lost with an operator."""
     tables: dict[str, None] = {}
@@ -337,6 +346,8 @@ def _states(
         splits = splits or bool(snapshot.splits)
     if stored.kind == "sink" and lists.keys() <= _OF_COLLECT:
         lists.clear()  # rows that the client of the other job has got
+    if not has_output:
+        lists.pop(COMMITTABLES, None)
     if lists.keys() <= _OF_PRE_AGGREGATION and BUNDLE_LIST not in lists:
         lists.clear()
     return [*tables, *lists, *(["splits"] if splits else [])]
@@ -405,12 +416,22 @@ def _key_group_problem(
 def _backend_problem(snapshots: Iterable[checkpoint_pb2.OperatorSnapshot], backend: str) -> str:
     for snapshot in snapshots:
         stored = snapshot.keyed.backend
-        if backend and stored and stored not in (backend, _READ_BY_ALL):
+        if backend and stored and stored not in (backend, READ_BY_ALL):
             return (
                 f"it was stored by the backend {stored!r}, and the job keeps its state in {backend!r}: set "
                 f"state.backend.type: {stored}, or take a canonical savepoint"
             )
     return ""
+
+
+def _format_problem(
+    stored: checkpoint_pb2.OperatorFingerprint,
+    snapshots: Iterable[checkpoint_pb2.OperatorSnapshot],
+    operator: graph_pb2.Operator,
+) -> str:
+    """Files that have been read in part, or are known and not read yet, are those of one format."""
+    is_open = any(not split.done for one in snapshots for split in one.splits)
+    return changed_format(stored.declared, operator) if is_open else ""
 
 
 def _exchange_problems(manifest: checkpoint_pb2.CheckpointManifest) -> Iterator[str]:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from penstock.storage.key_types import value_type
+from penstock.storage.open_store import is_s3
 
 _KEYED = frozenset({"process", "window_aggregate", "window_function", "running_aggregate", "join"})
 _WINDOWS = frozenset({"window_aggregate", "window_function"})
@@ -61,6 +62,8 @@ def declaration(operator: graph_pb2.Operator) -> graph_pb2.Operator:
     spec = operator.WhichOneof("spec")
     if spec == "source":
         return _source_declaration(operator.source)
+    if spec == "sink":
+        return _sink_declaration(operator.sink)
     if spec not in _KEYED:
         return graph_pb2.Operator()
     kept = graph_pb2.Operator(
@@ -82,6 +85,19 @@ def _source_declaration(source: graph_pb2.SourceSpec) -> graph_pb2.Operator:
     kept = graph_pb2.Operator()
     if kind := source.WhichOneof("kind"):
         getattr(kept.source, kind).SetInParent()
+    if kind == "files":
+        kept.source.files.format = source.files.format
+    return kept
+
+
+def _sink_declaration(sink: graph_pb2.SinkSpec) -> graph_pb2.Operator:
+    """What is prepared is committed by a sink of the same kind only."""
+    kept = graph_pb2.Operator()
+    if kind := sink.WhichOneof("kind"):
+        getattr(kept.sink, kind).SetInParent()
+    if kind == "files":
+        kept.sink.files.format = sink.files.format
+        kept.sink.files.directory = sink.files.directory
     return kept
 
 
@@ -99,6 +115,8 @@ def changed_meaning(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> str:
         return f"it was stored by a {_words(old)}, and is a {_words(new or 'operator without state')} now"
     if old == "source":
         return _changed_source(stored.source, now.source)
+    if old == "sink":
+        return _changed_sink(stored.sink, now.sink)
     return next(_changes(stored, now, old), "")
 
 
@@ -110,6 +128,40 @@ def _changed_source(stored: graph_pb2.SourceSpec, now: graph_pb2.SourceSpec) -> 
         f"its splits were stored by a source of kind {old!r}, and it is one of kind {new!r} now: give it another uid, and "
         "leave them out with --allow-non-restored-state"
     )
+
+
+def _changed_sink(stored: graph_pb2.SinkSpec, now: graph_pb2.SinkSpec) -> str:
+    old, new = (_kind_of_sink(one) for one in (stored, now))
+    if old == new:
+        return ""
+    return (
+        f"its output was prepared by a sink of kind {old!r}, and it is one of kind {new!r} now: let the job as it was "
+        "commit it, or give the sink another uid and leave it out with --allow-non-restored-state"
+    )
+
+
+def _kind_of_sink(sink: graph_pb2.SinkSpec) -> str:
+    kind = sink.WhichOneof("kind") or ""
+    return f"{kind} on S3" if is_s3(sink.files.directory) else kind
+
+
+def changed_format(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> str:
+    """Why files that a source has not read to their end cannot be read now; "" = they can, as far as that is known."""
+    old, new = (one.source.files.format for one in (stored, now))
+    if old == new or not old:
+        return ""
+    return (
+        f"it has files to read that were found as {old}, and it reads {new} now: let the job as it was read them to "
+        f"their end, or read {new} with another uid and leave these out with --allow-non-restored-state"
+    )
+
+
+def change_of_output(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> str:
+    """What a sink of files goes on with where it writes otherwise now; "" = it does not, or that is not known."""
+    old, new = stored.sink.files, now.sink.files
+    if not old.format or (old.format, old.directory) == (new.format, new.directory):
+        return ""
+    return f"what is prepared becomes {old.format} in {old.directory}, what comes {new.format} in {new.directory}"
 
 
 def changed_aggregates(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> str:

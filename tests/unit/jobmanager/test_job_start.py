@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from jobmanager.dispatcher.job_start_runner import IN_DOUBT_KEY, prepare_start
+from jobmanager.dispatcher.job_start_runner import prepare_start
 from penstock.config import Configuration
 from penstock.errors import JobRejected
-from penstock.graph.restore_check import COMMITTABLES
+from penstock.graph.output_in_doubt import COMMITTABLES, IN_DOUBT_KEY
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import encode_manifest

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import JobRejected
+from penstock.graph.output_in_doubt import COMMITTABLES, OutputDecision
 from penstock.graph.restore_check import Fate, adopt_key_groups, check_restore
 from penstock.graph.state_meaning import declaration
 from penstock.pb import checkpoint_pb2, graph_pb2
@@ -71,6 +72,70 @@ def test_splits_of_a_source_of_another_kind_are_refused() -> None:
     assert "kind 'generator', and it is one of kind 'files' now" in refusal
     stored.ClearField("declared")  # as versions wrote it that did not note the kind
     assert not check_restore(graph, manifest, ignores_unclaimed=False).refusals
+
+
+def test_files_that_were_found_in_another_format_are_refused_until_they_are_read() -> None:
+    manifest, graph = stored_job(256), graph_of("source", "counts")
+    files = graph.vertices[0].operators[0].source.files
+    files.format = "parquet"
+    manifest.vertices[0].operators[0].declared.CopyFrom(declaration(graph.vertices[0].operators[0]))
+    assert not check_restore(graph, manifest, ignores_unclaimed=False).refusals
+    files.format = "csv"
+    [refusal] = check_restore(graph, manifest, ignores_unclaimed=True).refusals
+    assert "files to read that were found as parquet, and it reads csv now" in refusal
+    manifest.subtasks[0].operators[0].splits[0].done = True
+    assert not check_restore(graph, manifest, ignores_unclaimed=False).refusals
+
+
+def prepared(kind: str = "files") -> tuple[checkpoint_pb2.CheckpointManifest, graph_pb2.JobGraph]:
+    """A job that has prepared output, and the same job."""
+    manifest, graph = stored_job(256), graph_of("source", "counts", "out")
+    sink = graph.vertices[2].operators[0]
+    getattr(sink.sink, kind).SetInParent()
+    if kind == "files":
+        sink.sink.files.format, sink.sink.files.directory = "parquet", "/one"
+    stored = manifest.vertices[1].operators.add(uid="out", name="out", kind="sink")
+    stored.declared.CopyFrom(declaration(sink))
+    held = manifest.subtasks[1].operators.add(operator_uid="out")
+    held.lists.add(name=COMMITTABLES, items=[b"a file"])
+    return manifest, graph
+
+
+@pytest.mark.parametrize(
+    ("format", "directory", "reason"),
+    [
+        ("parquet", "/one", ""),
+        ("csv", "/one", "what is prepared becomes parquet in /one, what comes csv in /one"),
+        ("csv", "/two", "what is prepared becomes parquet in /one, what comes csv in /two"),
+    ],
+)
+def test_prepared_files_get_their_names_whatever_is_written_now(
+    format: str, directory: str, reason: str
+) -> None:
+    manifest, graph = prepared()
+    files = graph.vertices[2].operators[0].sink.files
+    files.format, files.directory = format, directory
+    check = check_restore(graph, manifest, ignores_unclaimed=False)
+    [fate] = [one for one in check.fates if one.uid == "out"]
+    assert (fate.fate, fate.reason) == (Fate.MAPS, reason)
+
+
+def test_output_that_a_sink_of_another_kind_has_prepared_is_refused_unless_it_is_left() -> None:
+    manifest, graph = prepared()
+    sink = graph.vertices[2].operators[0].sink
+    sink.files.directory = "s3://bucket/out"
+    [refusal] = check_restore(graph, manifest, ignores_unclaimed=True).refusals
+    assert "prepared by a sink of kind 'files', and it is one of kind 'files on S3' now" in refusal
+    sink.custom.SetInParent()
+    [refusal] = check_restore(graph, manifest, ignores_unclaimed=True).refusals
+    assert "and it is one of kind 'custom' now" in refusal
+    left = check_restore(graph, manifest, ignores_unclaimed=False, output=OutputDecision(False))
+    assert not left.refusals
+    assert "out" not in {one.uid for one in left.fates}
+    graph.vertices[2].operators[0].uid = "other"
+    assert check_restore(graph, manifest, ignores_unclaimed=False).refusals
+    left = check_restore(graph, manifest, ignores_unclaimed=False, output=OutputDecision(False))
+    assert not left.refusals, "what is committed is no state that would be lost with its sink"
 
 
 def test_state_maps_by_uid_wherever_the_operator_is() -> None:
