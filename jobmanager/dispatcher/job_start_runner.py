@@ -141,17 +141,7 @@ def prepare_start(
     mark_added(found, point.manifest)
     found.config[PATH_KEY] = point.uri
     found.config[IN_DOUBT_KEY] = output.said
-    for fate in check.dropped:
-        _log.warning(
-            "restore.state_dropped",
-            path=point.uri,
-            operator=fate.operator,
-            operator_uid=fate.uid,
-            state=fate.state,
-            reason=fate.reason,
-        )
-    if point.has_ended_time:
-        _log.warning("restore.event_time_ended", path=point.uri)
+    _log_losses(point, check.dropped)
     is_claim = config.execution_state_recovery_claim_mode == "claim"
     if is_claim:
         _check_claim(point, config)
@@ -179,6 +169,20 @@ def _check_is_free(
             f"job {name!r} cannot be started from {point.uri}: job {point.owner} has claimed it, and "
             f"removes it; where that job is no more, remove {point.uri}/{OWNER_PATH}"
         )
+
+
+def _log_losses(point: RestorePoint, dropped: tuple[StateFate, ...]) -> None:
+    for fate in dropped:
+        _log.warning(
+            "restore.state_dropped",
+            path=point.uri,
+            operator=fate.operator,
+            operator_uid=fate.uid,
+            state=fate.state,
+            reason=fate.reason,
+        )
+    if point.has_ended_time:
+        _log.warning("restore.event_time_ended", path=point.uri)
 
 
 def _check_commits_alone(name: str, point: RestorePoint, *, is_running: bool) -> None:

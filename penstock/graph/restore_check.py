@@ -221,31 +221,16 @@ def check_restore(
         if operator is None:
             fates.append(_unclaimed(stored, states, ignores_unclaimed))
             continue
-        refusal = _key_group_problem(snapshots, vertex_of[stored.uid])
-        refusal = refusal or _backend_problem(snapshots, backend)
-        refusal = refusal or changed_meaning(stored.declared, operator)
-        refusal = refusal or _format_problem(stored, snapshots, operator)
-        tables = {table.name: table for one in snapshots for table in one.keyed.tables}
-        codecs = {one.name: one.codec for each in snapshots for one in each.lists if one.codec}
-        for state in states:
-            if refusal:
-                fates.append(_fate(stored, state, Fate.REFUSED, refusal))
-                continue
-            name = state.removeprefix(_KEY_SPACE)
-            if state in codecs:
-                fate, reason = listed_fate(operator, name, codecs[state])
-            else:
-                fate, reason = declared_fate(operator, name, tables.get(state))
-            changed = changed_aggregates(stored.declared, operator) if state in tables else ""
-            if changed:
-                fate, reason = Fate.MIGRATES, changed
-            if refused := _changed_state(stored.declared, operator, name):
-                fate, reason = Fate.REFUSED, refused
-            elif name == COMMITTABLES:
-                reason = change_of_output(stored.declared, operator)
-            elif lost := unanswered_timers(stored.declared, operator, name):
-                fate, reason = _lost(lost, ignores_unclaimed)
-            fates.append(_fate(stored, name, fate, reason))
+        refusal = (
+            _key_group_problem(snapshots, vertex_of[stored.uid])
+            or _backend_problem(snapshots, backend)
+            or changed_meaning(stored.declared, operator)
+            or _format_problem(stored, snapshots, operator)
+        )
+        if refusal:
+            fates += [_fate(stored, state, Fate.REFUSED, refusal) for state in states]
+        else:
+            fates += _fates_of(stored, states, snapshots, operator, ignores_unclaimed)
     own = {uid: operator for uid, operator in operators.items() if not _is_partial(operator)}
     fates += _new(own, manifest)
     named = (
@@ -257,6 +242,34 @@ def check_restore(
     problems = (*_exchange_problems(manifest), *_persisted_problems(operators, manifest))
     problems += (output.refusal,) if output.refusal else ()
     return RestoreCheck(tuple(named), problems)
+
+
+def _fates_of(
+    stored: checkpoint_pb2.OperatorFingerprint,
+    states: Iterable[str],
+    snapshots: Sequence[checkpoint_pb2.OperatorSnapshot],
+    operator: graph_pb2.Operator,
+    ignores_unclaimed: bool,
+) -> Iterator[StateFate]:
+    """What becomes of the states of an operator that goes on with them as a whole."""
+    tables = {table.name: table for one in snapshots for table in one.keyed.tables}
+    codecs = {one.name: one.codec for each in snapshots for one in each.lists if one.codec}
+    for state in states:
+        name = state.removeprefix(_KEY_SPACE)
+        if state in codecs:
+            fate, reason = listed_fate(operator, name, codecs[state])
+        else:
+            fate, reason = declared_fate(operator, name, tables.get(state))
+        changed = changed_aggregates(stored.declared, operator) if state in tables else ""
+        if changed:
+            fate, reason = Fate.MIGRATES, changed
+        if refused := _changed_state(stored.declared, operator, name):
+            fate, reason = Fate.REFUSED, refused
+        elif told := change_of_output(stored.declared, operator):
+            reason = told
+        elif lost := unanswered_timers(stored.declared, operator, name):
+            fate, reason = _lost(lost, ignores_unclaimed)
+        yield _fate(stored, name, fate, reason)
 
 
 def _changed_state(stored: graph_pb2.Operator, now: graph_pb2.Operator, name: str) -> str:
@@ -346,7 +359,7 @@ def _states(
         splits = splits or bool(snapshot.splits)
     if stored.kind == "sink" and lists.keys() <= _OF_COLLECT:
         lists.clear()  # rows that the client of the other job has got
-    if not has_output:
+    if stored.kind == "sink" and not has_output:
         lists.pop(COMMITTABLES, None)
     if lists.keys() <= _OF_PRE_AGGREGATION and BUNDLE_LIST not in lists:
         lists.clear()

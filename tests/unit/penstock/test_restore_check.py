@@ -136,6 +136,10 @@ def test_output_that_a_sink_of_another_kind_has_prepared_is_refused_unless_it_is
     assert check_restore(graph, manifest, ignores_unclaimed=False).refusals
     left = check_restore(graph, manifest, ignores_unclaimed=False, output=OutputDecision(False))
     assert not left.refusals, "what is committed is no state that would be lost with its sink"
+    manifest.vertices[1].operators[1].kind = "process"  # with a list of that name
+    assert check_restore(
+        graph, manifest, ignores_unclaimed=False, output=OutputDecision(False)
+    ).refusals
 
 
 def test_state_maps_by_uid_wherever_the_operator_is() -> None:
