@@ -12,12 +12,11 @@ from penstock.storage.manifest import decode_manifest, file_ends, properties_of
 from penstock.storage.object_store import ObjectStore, delete_all
 from penstock.storage.open_store import open_store
 from penstock.storage.savepoint import (
-    BESIDE_MANIFEST,
     COMMITTED_PATH,
     GIVEN_UP,
     MANIFEST_PATH,
     OWNER_PATH,
-    is_of_savepoint,
+    is_part_of_savepoint,
     looks_like_savepoint,
 )
 from penstock.storage.store_names import substore, without_slash
@@ -144,11 +143,7 @@ def dispose(
             f"{uri} has been claimed, and its files are another job's now: {owner}; --force removes them "
             "all the same"
         )
-    others = [
-        one.path
-        for one in store.list("")
-        if not is_of_savepoint(one.path) and one.path not in BESIDE_MANIFEST
-    ]
+    others = [one.path for one in store.list("") if not is_part_of_savepoint(one.path)]
     if others:
         raise JobRejected(
             f"{uri} holds something that is no part of a savepoint: {others[0]}; nothing has been removed"

@@ -22,7 +22,7 @@ from penstock.storage.head import HEAD_PATH, FoundManifest, decode_head, find_ma
 from penstock.storage.manifest import decode_manifest, file_ends
 from penstock.storage.object_store import ObjectStore, delete_all
 from penstock.storage.open_store import open_store
-from penstock.storage.savepoint import MANIFEST_PATH, OWNER_PATH
+from penstock.storage.savepoint import MANIFEST_PATH, OWNER_PATH, is_part_of_savepoint
 from penstock.storage.store_names import substore, without_slash
 
 _CHECKPOINT: Final = re.compile(r"(?P<directory>.+)/chk-(?P<checkpoint_id>\d{1,18})")
@@ -103,13 +103,14 @@ def claim_savepoint(point: RestorePoint, job_id: str) -> None:
 
 def remove_savepoint(store: ObjectStore) -> None:
     """Removes a savepoint, its manifest first: what is left of one that is removed in part is none. Whose it is goes
-    last, so that its owner finds what is left.
+    last, so that its owner finds what is left. What somebody else has put into its directory stays.
 
     Raises:
         StoreTransient: something of it cannot be removed now.
     """
     store.delete(MANIFEST_PATH)
-    delete_all(store, [one.path for one in store.list("") if one.path != OWNER_PATH])
+    parts = [one.path for one in store.list("") if is_part_of_savepoint(one.path)]
+    delete_all(store, [path for path in parts if path != OWNER_PATH])
     store.delete(OWNER_PATH)
     store.remove_remains()
 

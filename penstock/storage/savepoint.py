@@ -42,6 +42,11 @@ def looks_like_savepoint(first_parts: Collection[str]) -> bool:
     )
 
 
+def is_part_of_savepoint(path: str) -> bool:
+    """Whether an object in its directory is one of those that a savepoint consists of, and not somebody else's."""
+    return path in BESIDE_MANIFEST or is_of_savepoint(path)
+
+
 def is_of_savepoint(path: str) -> bool:
     """Whether a path that a snapshot refers to lies in the savepoint's directory, and not in the job's."""
     return path.startswith(f"{STATE_DIRECTORY}/")

@@ -55,8 +55,8 @@ def write_job(directory: Path, *checkpoint_ids: int) -> None:
 
 def write_savepoint(directory: Path) -> None:
     store = LocalStore(directory)
-    store.put("files/f", [b"state"])
-    manifest = manifest_of(9, "files/f", kind=checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT)
+    store.put("state/f", [b"state"])
+    manifest = manifest_of(9, "state/f", kind=checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT)
     store.put("manifest", [encode_manifest(manifest)])
 
 
@@ -93,7 +93,7 @@ def test_files_of_another_store_are_read_there_and_shared_by_nobody(tmp_path: Pa
     [file] = located.subtasks[0].operators[0].keyed.files
     assert (file.handle.store, file.shared) == (str(tmp_path), False)
     assert StoreSnapshotReader(None).read(file.handle) == b"state"
-    (tmp_path / "files/f").unlink()
+    (tmp_path / "state/f").unlink()
     with pytest.raises(StoreNotFound, match=str(tmp_path)):
         StoreSnapshotReader(None).read(file.handle)
 
@@ -128,15 +128,15 @@ def test_a_directory_with_savepoints_or_jobs_in_it_names_them(tmp_path: Path) ->
 def test_savepoints_that_were_copied_in_part_are_listed_as_damaged(tmp_path: Path) -> None:
     for name in ("whole", "cut", "bare", "begun"):
         write_savepoint(tmp_path / name)
-    (tmp_path / "cut/files/f").write_bytes(b"stat")
-    (tmp_path / "bare/files/f").unlink()
+    (tmp_path / "cut/state/f").write_bytes(b"stat")
+    (tmp_path / "bare/state/f").unlink()
     (tmp_path / "begun/manifest").unlink()
     (tmp_path / "begun/files").rename(tmp_path / "begun/state")
     found = {Path(one.path).name: one for one in list_savepoints(str(tmp_path))}
     assert {name: one.status for name, one in found.items()} == {
         "whole": "COMPLETE", "cut": "DAMAGED", "bare": "DAMAGED", "begun": "INCOMPLETE",
     }  # fmt: skip
-    told = "files/f, which it needs, is missing or was copied in part"
+    told = "state/f, which it needs, is missing or was copied in part"
     assert found["cut"].problem == found["bare"].problem == told
     assert found["cut"].job_id == JOB
 
@@ -232,3 +232,12 @@ def test_a_savepoint_is_removed_with_all_that_lies_beside_it(tmp_path: Path) -> 
     claim_savepoint(open_restore_point(str(tmp_path / "one")), "a")
     remove_savepoint(LocalStore(tmp_path / "one"))
     assert not (tmp_path / "one").exists()
+
+
+def test_what_is_no_part_of_a_savepoint_stays_when_that_is_removed(tmp_path: Path) -> None:
+    write_savepoint(tmp_path / "one")
+    write_savepoint(tmp_path / "one" / "inner")
+    (tmp_path / "one" / "notes.txt").write_text("why it was taken")
+    remove_savepoint(LocalStore(tmp_path / "one"))
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["inner", "notes.txt"]
+    assert open_restore_point(str(tmp_path / "one" / "inner")).is_savepoint
