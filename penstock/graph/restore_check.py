@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from penstock.errors import JobRejected
 from penstock.graph.output_in_doubt import COMMITTABLES, OutputDecision
+from penstock.graph.rows_left_behind import exchange_problems, persisted_problems
 from penstock.graph.state_meaning import (
     change_of_output,
     changed_aggregates,
@@ -40,6 +41,7 @@ _KEY_SPACE = "key_space/"
 READ_BY_ALL = "hashmap"
 """Its format is that of canonical savepoints."""
 _OF_KEYS = frozenset({"value", "list", "map"})
+_UNDECLARED = "the function declares no such state any more"
 _COMMITS = OutputDecision(commits=True)
 _CODEC = b"codec"
 _STATEFUL = frozenset(
@@ -130,7 +132,7 @@ def declared_fate(
         return Fate.MAPS, ""
     declared = next((one for one in operator.process.states if one.name == name), None)
     if declared is None:
-        return Fate.DROPPED, "the function declares no such state any more"
+        return Fate.DROPPED, _UNDECLARED
     if declared.kind != table.kind:
         return (
             Fate.REFUSED,
@@ -141,16 +143,21 @@ def declared_fate(
     return _fate_of_values(declared, codecs[-2], codecs[-1])
 
 
-def listed_fate(operator: graph_pb2.Operator, name: str, codec: str) -> tuple[Fate, str]:
+def listed_fate(
+    operator: graph_pb2.Operator, name: str, codec: str, *, was_declared: bool = False
+) -> tuple[Fate, str]:
     """What becomes of a state without a key, by what the function declares now.
 
     Args:
         codec: of what was stored; "" = nothing was.
+        was_declared: by the function that has stored it; else it may be the operator's own.
     """
     declared = next(
         (one for one in operator.process.states if one.name == name and one.kind == OPERATOR_LIST),
         None,
     )
+    if declared is None and was_declared:
+        return Fate.DROPPED, _UNDECLARED
     if declared is None or not codec:
         return Fate.MAPS, ""
     key_codec, arrow, values = codec.partition(ENTRY_ARROW)
@@ -239,7 +246,7 @@ def check_restore(
         )
         for one in fates
     )
-    problems = (*_exchange_problems(manifest), *_persisted_problems(operators, manifest))
+    problems = (*exchange_problems(manifest), *persisted_problems(operators, manifest))
     problems += (output.refusal,) if output.refusal else ()
     return RestoreCheck(tuple(named), problems)
 
@@ -257,7 +264,8 @@ def _fates_of(
     for state in states:
         name = state.removeprefix(_KEY_SPACE)
         if state in codecs:
-            fate, reason = listed_fate(operator, name, codecs[state])
+            was_declared = any(one.name == name for one in stored.declared.process.states)
+            fate, reason = listed_fate(operator, name, codecs[state], was_declared=was_declared)
         else:
             fate, reason = declared_fate(operator, name, tables.get(state))
         changed = changed_aggregates(stored.declared, operator) if state in tables else ""
@@ -445,49 +453,3 @@ def _format_problem(
     """Files that have been read in part, or are known and not read yet, are those of one format."""
     is_open = any(not split.done for one in snapshots for split in one.splits)
     return changed_format(stored.declared, operator) if is_open else ""
-
-
-def _exchange_problems(manifest: checkpoint_pb2.CheckpointManifest) -> Iterator[str]:
-    """Rows that were complete on their way, and have gone with their job."""
-    names = {vertex.id: vertex.name for vertex in manifest.vertices}
-    begun = {subtask.vertex for subtask in manifest.subtasks}
-    done = dict.fromkeys(begun, 0)
-    for subtask in manifest.subtasks:
-        done[subtask.vertex] += subtask.finished
-    parallelism = {vertex.id: vertex.parallelism for vertex in manifest.vertices}
-    for edge in manifest.edges:
-        has_ended = done.get(edge.target_vertex, 0) == parallelism.get(edge.target_vertex)
-        if edge.blocking and edge.source_vertex in begun and not has_ended:
-            yield (
-                f"it needs the rows of the blocking exchange {edge.id} ({names.get(edge.source_vertex)} -> "
-                f"{names.get(edge.target_vertex)}), which were kept for the job that made them only: take "
-                "another checkpoint, from before that exchange began or after it was read"
-            )
-
-
-def _persisted_problems(
-    operators: Mapping[str, graph_pb2.Operator], manifest: checkpoint_pb2.CheckpointManifest
-) -> Iterator[str]:
-    """What an earlier job has persisted, and this one was in the middle of: where it stood is not known to another job."""
-    for vertex in manifest.vertices:
-        taken = [one for one in manifest.subtasks if one.vertex == vertex.id]
-        for stored in vertex.operators:
-            operator = operators.get(stored.uid)
-            if operator is None or operator.source.WhichOneof("kind") != "persisted":
-                continue
-            left = [one for one in taken if not one.finished]
-            reads = [p for one in left for p in one.inputs if p.edge_id == stored.uid]
-            # Savepoints hold no positions at all; splits are those of another source that had the uid.
-            may_have_begun = len(left) < len(taken) or any(p.rows for p in reads) or not reads
-            if left and may_have_begun and not _has_splits(left, stored.uid):
-                yield (
-                    f"operator {operator.name!r} (uid {stored.uid!r}) was reading what is persisted as "
-                    f"{operator.source.persisted.name!r}, and where it stood counts for that job only: it would read "
-                    "all of it again. Take the savepoint when it has read to the end, or begin without one"
-                )
-
-
-def _has_splits(subtasks: Iterable[checkpoint_pb2.SubtaskSnapshot], uid: str) -> bool:
-    return any(
-        one.operator_uid == uid and one.splits for subtask in subtasks for one in subtask.operators
-    )

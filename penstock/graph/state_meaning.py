@@ -184,19 +184,21 @@ def changed_built_in(stored: graph_pb2.Operator, now: graph_pb2.Operator, name: 
 
 
 def unanswered_timers(stored: graph_pb2.Operator, now: graph_pb2.Operator, name: str) -> str:
-    """Why timers that a function has asked for would pass without a call; "" = they do not, or the state is none of timers.
+    """Why timers would pass without a call; "" = they do not, or the state is none of timers.
+
+    Not every backend says without reading whether there are any.
 
     Example: a function that has lost its ``on_timer``.
         >>> without = graph_pb2.Operator(process=graph_pb2.ProcessSpec(without_on_timer=True))
         >>> unanswered_timers(graph_pb2.Operator(), without, EVENT_TIMERS)
-        'its timers were asked for by a function with on_timer(), and the function has none now'
+        'it may hold timers that a function with on_timer() has asked for, and the function has none now'
         >>> unanswered_timers(without, without, EVENT_TIMERS)
         ''
     """
     was_without = stored.process.without_on_timer
     if name not in TIMERS or was_without or not now.process.without_on_timer:
         return ""
-    return "its timers were asked for by a function with on_timer(), and the function has none now"
+    return "it may hold timers that a function with on_timer() has asked for, and the function has none now"
 
 
 def untimely_timers(stored: graph_pb2.Operator, now: graph_pb2.Operator, name: str) -> str:

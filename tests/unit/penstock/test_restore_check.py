@@ -299,6 +299,18 @@ def test_states_without_a_key_are_looked_at_before_anything_starts(
     assert fates(graph, manifest)["counts", "kept"] is fate
 
 
+def test_a_list_that_is_declared_no_more_is_left_out_and_told() -> None:
+    graph, manifest = graph_of("source", "counts"), stored_job(256)
+    graph.vertices[1].operators[0].process.SetInParent()
+    lists = manifest.subtasks[1].operators[0].lists
+    lists.add(name="kept", codec="msgpack/1", items=[b"1"])
+    lists.add(name="watermark", codec="msgpack/1", items=[b"1"])  # the operator's own
+    stored = manifest.vertices[1].operators[0].declared.process
+    stored.states.add(name="kept", kind="operator list", codec="msgpack/1")
+    check = check_restore(graph, manifest, ignores_unclaimed=False)
+    assert [one.state for one in check.dropped] == ["seen", "kept"]
+
+
 def test_what_holds_for_all_states_of_an_operator_is_said_once() -> None:
     graph, manifest = graph_of("source", "counts"), stored_job(max_parallelism=64)
     manifest.subtasks[1].operators[0].keyed.tables.add(name="last", kind="value")
