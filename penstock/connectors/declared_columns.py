@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import pyarrow as pa
 
@@ -39,6 +39,8 @@ def check_declared(
     files: Sequence[ListedFile],
     partitions: Callable[[str], frozenset[str]],
     options: TextOptions,
+    *,
+    required: Collection[str] = (),
 ) -> None:
     """Refuses declared columns that the first files do not have.
 
@@ -48,6 +50,7 @@ def check_declared(
         files: the files that are there.
         partitions: path -> columns that the file's directories give.
         options: of text.
+        required: those that the schema says are never null.
 
     Raises:
         JobRejected: names file, column and the nearest name.
@@ -80,11 +83,15 @@ def check_declared(
             )
     if rows:
         given = options.optional.union(*(partitions(file.path) for file in files))
-        _check_sparse([n for n in declared if n not in given and n not in known], declared, known)
+        absent = [name for name in declared if name not in given and name not in known]
+        _check_sparse(absent, known.difference(declared), required)
 
 
-def _check_sparse(absent: Sequence[str], declared: Sequence[str], known: set[str]) -> None:
-    undeclared = {name.lower(): name for name in sorted(known.difference(declared))}
+def _check_sparse(
+    absent: Sequence[str], others: Collection[str], required: Collection[str]
+) -> None:
+    undeclared = {name.lower(): name for name in sorted(others)}
+    they_have = f"; they have {name_list(sorted(others))}, not declared" if others else ""
     for name in absent:
         close = difflib.get_close_matches(name.lower(), undeclared, n=1, cutoff=_NEAR)
         if close:
@@ -93,10 +100,16 @@ def _check_sparse(absent: Sequence[str], declared: Sequence[str], known: set[str
                 f'"{undeclared[close[0]]}", which is not declared: did you mean that? Otherwise give '
                 f'optional=["{name}"]'
             )
+        if name in required:
+            raise JobRejected(
+                f'schema: no row of the first files has the column "{name}", which is declared as never null'
+                f'{they_have}; give optional=["{name}"] if they may be without it'
+            )
         _log.warning(
-            'schema: no row of the first files has the column "%s": it is null until one does; '
+            'schema: no row of the first files has the column "%s": it is null until one does%s; '
             'optional=["%s"] says that this is meant',
             name,
+            they_have,
             name,
         )
 

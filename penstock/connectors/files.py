@@ -25,7 +25,12 @@ from penstock.connectors.partition_columns import with_partition_columns
 from penstock.connectors.text_options import DEFAULTS, TextOptions
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
-from penstock.rows.column_types import first_of_type, is_calendar_interval, is_extension
+from penstock.rows.column_types import (
+    first_of_type,
+    has_no_parquet_type,
+    is_calendar_interval,
+    is_extension,
+)
 from penstock.rows.schema import EVENT_TIME, schema_to_bytes
 from penstock.storage.open_store import is_s3
 from penstock.storage.store_names import has_scheme
@@ -41,7 +46,7 @@ MIN_SIZE_BYTES_MAX = 16 << 20
 
 _UNFIT = {
     "csv": (pa.types.is_nested, is_calendar_interval, is_extension),
-    "parquet": (is_calendar_interval,),
+    "parquet": (has_no_parquet_type,),
     "json": (),
 }
 """Types that files of a format have no column for."""
@@ -79,7 +84,7 @@ def file_source(
     if watch_ms < 0:
         raise JobRejected(f"watch must be positive, not {watch_ms} ms")
     files = _existing_files(location, watch=watch_ms > 0, schema_given=schema is not None)
-    is_declared = schema is not None
+    declared = schema
     if schema is None:
         schema = infer_schema(format, [file.path for file in files], options)
         if is_directory(location):
@@ -91,8 +96,9 @@ def file_source(
     _check_readable_types(format, schema)
     selected = _select(schema, columns, location)
     _check_optional(options, schema, location)
-    if is_declared:
-        _check_declaration(format, selected, location, files, options)
+    if declared is not None:
+        required = [field.name for field in declared if not field.nullable]
+        _check_declaration(format, selected, location, files, options, required)
     spec = graph_pb2.SourceSpec(
         files=graph_pb2.FileSource(
             format=format,
@@ -221,6 +227,7 @@ def _check_declaration(
     location: str,
     files: Sequence[ListedFile],
     options: TextOptions,
+    required: Sequence[str],
 ) -> None:
     base = location if is_directory(location) else ""
     check_declared(
@@ -229,6 +236,7 @@ def _check_declaration(
         files,
         lambda file: frozenset(partition_values(base, file)),
         options,
+        required=required,
     )
     warn_of_absent_fields(format, selected, [file.path for file in files], options)
 

@@ -5,7 +5,8 @@ lies outside of the target's range is an error, as is text that does not parse. 
 is an error. Arrow alone guarantees neither (floats beyond the integer range and decimals beyond the
 precision come out as garbage, and so do integers as times of day), so those pairs of types are checked
 or go through an intermediate step here. A narrower float is rounded to, infinity included, and a decimal
-becomes the nearest float64, as in Python. Casts between nested types are always safe.
+becomes the nearest float64, as in Python. What is in lists, structs and maps is cast by the same rules
+(``nested_casts``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from penstock.rows.column_values import UNITS_PER_DAY, lists_of_one_size
+from penstock.expressions.nested_casts import nested_cast
+from penstock.rows.column_values import UNITS_PER_DAY
 from penstock.rows.time_text import time_texts
 
 _INT64_DIGITS = 18
@@ -37,6 +39,9 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
         return lambda value: time_texts(value, target)
     if pt.is_integer(source) and pt.is_time(target):
         return _integer_to_time(target)
+    nested = nested_cast(source, target, cast_kernel, safe=safe)
+    if nested is not None:
+        return nested
     if safe:
         direct = _guarded(source, target, truncate=False)
         if not _needs_round_trip(source, target):
@@ -58,9 +63,6 @@ def _guarded(source: pa.DataType, target: pa.DataType, *, truncate: bool) -> Ker
         return _to_decimal(source, target, truncate=truncate)
     if pt.is_decimal(source) and pt.is_float64(target):
         return _nearest_float(source)
-    if pt.is_fixed_size_list(target) and (pt.is_list(source) or pt.is_large_list(source)):
-        of_items = _direct(_options(target, truncate=truncate))
-        return lambda value: of_items(lists_of_one_size(value, target))
     return _direct(_options(target, truncate=truncate))
 
 

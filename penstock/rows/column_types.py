@@ -45,6 +45,16 @@ def is_calendar_interval(kind: pa.DataType) -> bool:
     return bool(pt.is_interval(kind))
 
 
+def has_no_parquet_type(kind: pa.DataType) -> bool:
+    """Whether Parquet files have no column for values of the type, other than for what they are made of."""
+    return bool(
+        is_calendar_interval(kind)
+        or (pt.is_decimal(kind) and kind.scale < 0)
+        or (pt.is_struct(kind) and not kind.num_fields)
+        or (pt.is_fixed_size_binary(kind) and not kind.byte_width)
+    )
+
+
 def parts_of_type(kind: pa.DataType) -> Iterator[pa.DataType]:
     """A type and all that it is made of."""
     yield kind

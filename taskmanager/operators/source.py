@@ -269,6 +269,7 @@ class SourceOperator:
 
     def _conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if batch.schema.equals(self._schema):
+            self._refuse_nulls(batch)
             return batch
         try:
             return batch.select(self._schema.names).cast(self._schema)
@@ -279,6 +280,17 @@ class SourceOperator:
                 operator=self._spec.name,
                 position=self.position_of(batch.num_rows, None),
             ) from error
+
+    def _refuse_nulls(self, batch: pa.RecordBatch) -> None:
+        """Refuses nulls where the schema has none: what counts and averages relies on it."""
+        for field, column in zip(self._schema, batch.columns, strict=True):
+            if not field.nullable and column.null_count:
+                index = column.is_null().index(True).as_py()
+                raise BadRecord(
+                    f"the source returned a null in column {field.name!r}, which its schema declares as never null",
+                    operator=self._spec.name,
+                    position=self.position_of(batch.num_rows, index),
+                )
 
     def position_of(self, rows: int, index: int | None) -> str:
         """Where rows of the batch handed out last stand, as a person finds them.

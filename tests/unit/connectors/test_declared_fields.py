@@ -1,4 +1,4 @@
-"""Aim: a misspelt field of a declared struct is not null in every row without a word.
+"""Aim: a misspelt column, or field of a declared struct, is not null in every row without a word.
 
 Method: one nested row in files of each format, read with declared schemas; the warnings are looked at.
 """
@@ -58,3 +58,22 @@ def test_a_field_that_no_file_has_is_warned_of(
     READERS[format](ps.Environment(), str(tmp_path), schema=declared(name))
     assert (f'has the field "{name}"' in "\n".join(caplog.messages)) is warned
     assert ('did you mean "amount"' in "\n".join(caplog.messages)) is name.endswith("amuont")
+
+
+def test_a_column_that_no_object_has_is_told_with_the_names_that_they_have(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Names that are too far apart to be one misspelt, and still the one stands in the other's place."""
+    (tmp_path / "a.json").write_text('{"id": 1, "qty": 3}\n')
+    env = ps.Environment()
+    may_be_null = pa.schema([("id", pa.int64()), ("amount", pa.int64())])
+    env.read_json(str(tmp_path), schema=may_be_null)
+    assert (
+        'the column "amount": it is null until one does; they have qty, not declared' in caplog.text
+    )
+    never_null = pa.schema([("id", pa.int64()), pa.field("amount", pa.int64(), nullable=False)])
+    with pytest.raises(
+        ps.JobRejected, match='"amount", which is declared as never null; they have qty'
+    ):
+        env.read_json(str(tmp_path), schema=never_null)
+    env.read_json(str(tmp_path), schema=never_null, optional=["amount"])

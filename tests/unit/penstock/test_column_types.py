@@ -265,3 +265,17 @@ def test_files_that_cannot_hold_a_column_are_refused(column: str, form: str, wor
     stream = ps.Environment().from_arrow(pa.table({"i": [1, 2], "v": RUNS[column]}))
     with pytest.raises(JobRejected, match=f'column "v" is .*, which {word} cannot hold'):
         getattr(stream, f"write_{form}")("/tmp/x")
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(5, -2), pa.struct([]), pa.binary(0)])
+def test_a_column_that_parquet_has_no_type_for_is_refused_when_it_is_built(
+    kind: pa.DataType,
+) -> None:
+    """It was an error of the disk when the first row came."""
+    for column in (kind, pa.list_(kind)):
+        stream = ps.Environment().from_rows(
+            [], schema=pa.schema([("i", pa.int64()), ("v", column)])
+        )
+        with pytest.raises(JobRejected, match=r'column "v" is .*, which Parquet cannot hold'):
+            stream.write_parquet("/tmp/x")
+        stream.write_json("/tmp/x")

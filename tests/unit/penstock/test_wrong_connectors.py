@@ -100,6 +100,22 @@ def test_what_a_source_must_not_return(method: str, returned: Any, message: str)
     assert failed.value.operator == "Numbers"
 
 
+def test_a_source_gives_no_null_where_its_schema_has_none() -> None:
+    """What counts and averages such a column looks at no nulls: a mean over 1 and null was 0.5."""
+
+    class Numbered(Numbers):
+        schema = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+
+        @override
+        def open(self, split: ps.Split, position: bytes | None) -> Any:
+            reader = Two({})
+            reader.batches = [pa.RecordBatch.from_arrays([pa.array([1, None])], schema=self.schema)]
+            return reader
+
+    with pytest.raises(ps.JobFailed, match="a null in column 'n', which its schema declares"):
+        run_to_its_end(Numbered())
+
+
 def test_splits_of_a_generator_are_read() -> None:
     class Yielding(Numbers):
         @override
