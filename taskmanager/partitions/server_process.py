@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from common.clock import SystemClock
+from common.log import configure_slot_logging
 from common.pb import internal_pb2
 from penstock.config import Configuration
 from taskmanager.network.connection_pool import ConnectionPool
@@ -35,10 +36,12 @@ def run(connection: socket.socket) -> None:
         return
     configuration = first.configure
     Path("/proc/self/comm").write_text(PARTITION_SERVER_NAME)
+    config = Configuration.from_mapping(dict(configuration.config))
+    configure_slot_logging(config.log_level)
     clock, mailbox = SystemClock(), Mailbox()
     shelf = PartitionShelf(Path(configuration.spill_directory))
     pool = ConnectionPool(
-        Configuration.from_mapping(dict(configuration.config)),
+        config,
         SlotIdentity(
             configuration.job_id,
             configuration.slot_id,

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from common.clock import SystemClock
+from common.log import configure_slot_logging
 from common.pb import internal_pb2
 from penstock.client.own_modules import set_apart
 from penstock.config import Configuration
@@ -50,8 +51,7 @@ def run(connection: socket.socket) -> None:
     _prepare_imports(configuration)
     output = capture()
     clock, mailbox = SystemClock(), Mailbox()
-    config = Configuration.from_mapping(dict(configuration.config))
-    use_s3(lambda: config.s3)
+    config = _set_up(configuration)
     executor = ThreadPoolExecutor(_IO_THREADS_MAX, thread_name_prefix="slot-io")
     runtime: SlotRuntime
 
@@ -103,6 +103,14 @@ def run(connection: socket.socket) -> None:
         channel.close(_GRACE_S)
         executor.shutdown(wait=False, cancel_futures=True)
         snapshot_executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _set_up(configuration: internal_pb2.SlotConfiguration) -> Configuration:
+    """Has the process follow the job's configuration, which it returns."""
+    config = Configuration.from_mapping(dict(configuration.config))
+    configure_slot_logging(config.log_level)
+    use_s3(lambda: config.s3)
+    return config
 
 
 def _spill(

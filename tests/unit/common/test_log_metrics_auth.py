@@ -28,7 +28,7 @@ from common.auth import (
 from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from common.grpc_options import channel_options
 from common.grpc_server import make_server
-from common.log import configure_logging, get_logger
+from common.log import configure_logging, configure_slot_logging, get_logger
 from common.metrics import AttemptMetricsCollector, NamedMetrics
 from common.metrics_server import METRICS_OFF, MetricsServer, Pages
 from common.pb import internal_pb2, internal_pb2_grpc
@@ -50,6 +50,17 @@ def clean_logging() -> Iterator[None]:
         root.addHandler(handler)
     root.setLevel(level)
     structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("clean_logging")
+def test_slots_leave_out_what_is_below_the_level(capsys: pytest.CaptureFixture[str]) -> None:
+    log = structlog.get_logger()  # as modules have it, before they know the level
+    configure_slot_logging("info")
+    log.debug("thing.looked_at")
+    log.info("thing.done", number=3)
+    told = capsys.readouterr().out
+    assert "thing.looked_at" not in told
+    assert "thing.done" in told
 
 
 @pytest.mark.usefixtures("clean_logging")
