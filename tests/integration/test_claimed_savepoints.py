@@ -40,8 +40,9 @@ pytestmark = pytest.mark.integration
 
 KEYS, ROWS, REWRITTEN_AT = 200, 12_000, range(30, 60, 5)
 ROWS_AT_ONCE, PAUSE_MS = 200, 50
-GATES = {"": 5 * KEYS, "most": ROWS - KEYS, "all": ROWS}
-"""How many rows may be read once a file is there; nothing has to be for the first."""
+GATES = {"": 5 * KEYS, "some": 20 * KEYS, "most": ROWS - KEYS, "all": ROWS}
+"""How many rows may be read once a file is there; nothing has to be for the first. What is large is written again behind
+the second."""
 PAD_BYTES = 2_000
 """The state is 400 KB, which is not kept inline."""
 
@@ -177,7 +178,7 @@ def test_files_of_a_claimed_savepoint_are_counted_and_go_when_nothing_names_them
     more = {"state.backend.type": backend}
     env = new_env(2, config(tmp_path, **more))
     path = saved(env, tmp_path)
-    (tmp_path / "most").touch()
+    (tmp_path / "some").touch()
     theirs = inodes(path / "state")
     assert theirs
     handle = claimed_by_one_of_two(new_env, tmp_path, path, more)
@@ -194,6 +195,7 @@ def test_files_of_a_claimed_savepoint_are_counted_and_go_when_nothing_names_them
     assert left(), "the first own checkpoint names the files"
     taskmanagers = [one.pid for one in cluster.daemons() if one.role == "taskmanager"]
     os.kill(next(slot for pid in taskmanagers for slot in slot_pids(pid)), signal.SIGKILL)
+    (tmp_path / "most").touch()
     wait_in_directory(own, lambda: not left(), "the end of the savepoint's files")
     (tmp_path / "all").touch()
     assert handle.wait(DEADLINE_S).status == "FINISHED"
