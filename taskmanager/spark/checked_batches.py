@@ -1,17 +1,19 @@
-"""Whether a function that is given to ``mapInArrow`` returns the columns that it has declared.
+"""Whether a function that is given to ``mapInArrow`` or ``mapInPandas`` returns the columns that it has declared.
 
-Spark takes the first returned column for the first declared one, the second for the second, whatever they are called, and
-leaves out what is there beyond: without this, values get under wrong names without a word.
+Spark leaves out what is there beyond as many columns as were declared; of Arrow it takes the first returned column for the
+first declared one, the second for the second, whatever they are called: without this, values get lost, or under wrong names,
+without a word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 Mapping = Callable[[Iterator[pa.RecordBatch]], Iterable[pa.RecordBatch]]
+MappingOfFrames = Callable[[Iterator[Any]], Iterable[Any]]
 
 
 def checked_batches(function: Mapping, declared: pa.Schema) -> Mapping:
@@ -58,6 +60,31 @@ def checked_batches(function: Mapping, declared: pa.Schema) -> Mapping:
                             f"mapInArrow: column {name!r} is declared NOT NULL and has nulls"
                         )
             yield batch
+
+    return checked
+
+
+def checked_frames(function: MappingOfFrames, names: Sequence[str]) -> MappingOfFrames:
+    """A function over frames of pandas, which now fails where one has more columns than were declared; Spark tells the rest.
+
+    Example: a column that nobody declared.
+        >>> import pandas as pd
+        >>> run = checked_frames(lambda frames: frames, ["a"])
+        >>> next(run(iter([pd.DataFrame({"a": [1], "b": [2]})])))
+        Traceback (most recent call last):
+        TypeError: mapInPandas: the function returned 'b' beyond the columns that its schema declares, 'a': declare them, or drop them
+    """
+
+    def checked(frames: Iterator[Any]) -> Iterator[Any]:
+        for frame in function(frames):
+            beyond = list(getattr(frame, "columns", ()))[len(names) :]
+            if beyond:  # Spark says what is no frame
+                others, own = (", ".join(map(repr, one)) for one in (beyond, names))
+                raise TypeError(
+                    f"mapInPandas: the function returned {others} beyond the columns that its schema declares, {own}: "
+                    "declare them, or drop them"
+                )
+            yield frame
 
     return checked
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.errors import TaskFailure
 from taskmanager.processes.exit_cause import log_tail
-from taskmanager.spark.checked_batches import checked_batches
+from taskmanager.spark.checked_batches import checked_batches, checked_frames
 from taskmanager.spark.connect_address import with_session
 from taskmanager.spark.failure_text import without_jvm
 from taskmanager.spark.session_note_store import forget_session, note_session
@@ -25,6 +25,7 @@ DRIVER_LOG = "driver.log"
 """Of the driver's directory: what the process and its JVM say."""
 
 _EXIT_S = 2.0
+_CHECKED = "__penstock_checks__"
 _OF_CONNECT = {
     "grpc_status": "grpcio-status",
     "google.rpc": "googleapis-common-protos",
@@ -69,7 +70,7 @@ class SparkSessions:
             if self._session is None:
                 self._is_remote = bool(settings.get("spark.remote"))
                 self._session = self._remote(settings) if self._is_remote else self._own(settings)
-                _check_returned_batches(type(self._session.range(0)))
+                _check_returned_columns(type(self._session.range(0)))
             if not self._is_remote and self.has_jvm() and not self.is_stopped():
                 self._activate()
             return self._session
@@ -229,20 +230,29 @@ def _is_there(module: str) -> bool:
         return False
 
 
-def _check_returned_batches(frames: Any) -> None:
-    """Has ``mapInArrow`` of a class of DataFrames look at what functions return."""
-    original = frames.mapInArrow
-    if hasattr(original, "__wrapped__"):
-        return
+def _check_returned_columns(frames: Any) -> None:
+    """Has ``mapInArrow`` and ``mapInPandas`` of a class of DataFrames look at what functions return."""
+    from pyspark.sql.pandas.types import to_arrow_schema
 
+    def of_batches(function: Any, schema: Any) -> Any:
+        return checked_batches(function, to_arrow_schema(schema, timezone="UTC"))
+
+    def of_frames(function: Any, schema: Any) -> Any:
+        return checked_frames(function, schema.names)
+
+    for name, check in (("mapInArrow", of_batches), ("mapInPandas", of_frames)):
+        original = getattr(frames, name)
+        if not hasattr(original, _CHECKED):
+            checking = _checking(original, check)
+            setattr(checking, _CHECKED, True)
+            setattr(frames, name, checking)
+
+
+def _checking(original: Any, check: Callable[[Any, Any], Any]) -> Any:
     @wraps(original)
-    def map_in_arrow(frame: Any, func: Any, schema: Any, *others: Any, **options: Any) -> Any:
-        from pyspark.sql.pandas.types import to_arrow_schema
-
+    def mapped(frame: Any, func: Any, schema: Any, *others: Any, **options: Any) -> Any:
         # What was declared is Spark's to say: it has the grammar of schemas that are texts.
-        declared = to_arrow_schema(
-            original(frame, func, schema, *others, **options).schema, timezone="UTC"
-        )
-        return original(frame, checked_batches(func, declared), schema, *others, **options)
+        declared = original(frame, func, schema, *others, **options).schema
+        return original(frame, check(func, declared), schema, *others, **options)
 
-    frames.mapInArrow = map_in_arrow
+    return mapped

@@ -186,6 +186,13 @@ def test_errors_say_the_cause_first_and_few_lines(stages: Stages) -> None:
 
         return spark.range(2).mapInArrow(swapped, "id long, more long").select("id")
 
+    def cuts(spark: Any) -> Any:
+        def doubled(frames: Any) -> Any:
+            for frame in frames:
+                yield frame.assign(double=frame["id"] * 2)
+
+        return spark.range(2).mapInPandas(doubled, "id long")
+
     def raises(_: Any) -> Any:
         raise KeyError("mine")
 
@@ -195,6 +202,7 @@ def test_errors_say_the_cause_first_and_few_lines(stages: Stages) -> None:
         (names_nothing, "`ident` cannot be resolved"),
         (names_no_format, "Failed to find the data source: delta"),
         (swaps, "TypeError: mapInArrow: the function returned the columns 'more', 'id'"),
+        (cuts, "TypeError: mapInPandas: the function returned 'double' beyond the columns"),
         (raises, "KeyError: 'mine'"),
     ):
         end = stages.run(function)

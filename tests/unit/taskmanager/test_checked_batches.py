@@ -8,10 +8,11 @@ import sys
 from typing import Any
 
 import cloudpickle
+import pandas as pd
 import pyarrow as pa
 import pytest
 
-from taskmanager.spark.checked_batches import checked_batches
+from taskmanager.spark.checked_batches import checked_batches, checked_frames
 
 UTC = pa.timestamp("us", "UTC")
 STRUCT = pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])
@@ -79,6 +80,16 @@ def test_columns_are_those_that_were_declared_in_their_order() -> None:
             TypeError, match=rf"returned the columns {told}, and .* declares 'a', 'b'"
         ):
             list(run(iter([batch])))
+
+
+def test_frames_of_pandas_have_no_column_that_was_not_declared() -> None:
+    frame = pd.DataFrame({"a": [1], "b": [2], "c": [3]})
+    for given, names in ((frame, ["a", "b"]), (frame.set_axis([0, 1, 2], axis=1), ["a", "b"])):
+        with pytest.raises(TypeError, match=r"returned ('c'|2) beyond .* declares, 'a', 'b'"):
+            list(checked_frames(lambda frames: frames, names)(iter([given])))
+    first, second = checked_frames(lambda frames: frames, ["c", "b", "a"])(iter([frame, None]))
+    assert first is frame
+    assert second is None  # what is no frame is Spark's to tell
 
 
 def test_nulls_are_refused_where_none_may_be() -> None:
