@@ -233,10 +233,12 @@ def asked_state(options: Mapping[str, str], *, is_known: bool = False) -> AskedS
             f"penstock-state is read without {' and '.join(missing)}: "
             '.option("uid", ...).option("state", ...).load(path)'
         )
+    filters = (options.get("filters") or "false").lower()
+    if filters not in ("true", "false"):
+        raise StateError(f'penstock-state has the option filters={filters!r}: it is "true" or "false"')
     uid, name = options["uid"], options["state"]
     state = (open_again if is_known else open_state)(options["path"])
     schema = spark_schema(state.schema(uid, name), f"state {name!r} of operator {uid!r}")
     view = state.views_of(uid).get(name)
     column = "" if view is None else view.key_group_name
-    is_filtered = (options.get("filters") or "").lower() == "true"
-    return AskedState(state.path, uid, name, schema, column, is_filtered)
+    return AskedState(state.path, uid, name, schema, column, filters == "true")

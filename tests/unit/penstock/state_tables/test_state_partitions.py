@@ -61,6 +61,8 @@ def test_options_that_are_missing_or_unknown_are_named() -> None:
         asked_state({"path": "p", "uid": "u"})
     with pytest.raises(ps.StateError, match="no option filter, key_groups; there are uid, state"):
         asked_state({"path": "p", "uid": "u", "state": "s", "filter": "true", "key_groups": "3"})
+    with pytest.raises(ps.StateError, match=r"filters='yes': it is \"true\" or \"false\""):
+        asked_state({"path": "p", "uid": "u", "state": "s", "filters": "yes"})
 
 
 def test_what_spark_cannot_have_is_named() -> None:
