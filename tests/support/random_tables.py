@@ -58,7 +58,7 @@ KINDS: dict[str, pa.DataType] = {
     "ts_n": pa.timestamp("us"), "ts_ns": pa.timestamp("ns", "UTC"), "tm": pa.time32("ms"), "du": pa.duration("ms"),
     "l": pa.list_(pa.int64()), "o": pa.struct([("a", pa.int8()), ("A", pa.string())]),
     "m": pa.map_(pa.string(), pa.uint32()), "fl": pa.list_(pa.float32(), 2), "ll": pa.large_list(pa.list_(pa.date64())),
-    "lo": pa.list_(pa.struct([pa.field("d", pa.decimal128(9, 3), nullable=False), ("t", pa.timestamp("ms", "Europe/Berlin"))])),
+    "lo": pa.list_(pa.struct([("d", pa.decimal128(9, 3)), ("t", pa.timestamp("ms", "Europe/Berlin"))])),
     "om": pa.struct([("m", pa.map_(pa.int16(), pa.list_(pa.duration("us")))), ("u", pa.uuid())]),
 }  # fmt: skip
 """Columns that tables are made of."""

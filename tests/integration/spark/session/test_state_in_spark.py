@@ -101,6 +101,13 @@ def test_a_job_goes_on_from_what_went_through_spark(
     assert result(tmp_path / "again") == result(tmp_path / "wanted")
 
 
+NESTED = pa.struct(
+    [
+        ("t", pa.list_(pa.timestamp("ms", "Europe/Berlin"))),
+        ("m", pa.map_(pa.timestamp("us", "Asia/Tokyo"), pa.duration("ms"))),
+        *(("x", pa.list_(pa.list_(pa.float32(), 2))), ("A", pa.int8()), ("a", pa.int8())),
+    ]
+)
 ONE_OF_EACH: Sequence[tuple[pa.DataType, Any]] = [
     (pa.uint8(), 255),
     (pa.uint64(), 2**64 - 1),
@@ -119,11 +126,9 @@ ONE_OF_EACH: Sequence[tuple[pa.DataType, Any]] = [
     (pa.list_(pa.int64()), [1, None, 2**60]),
     (pa.map_(pa.string(), pa.uint32()), [("a", 2**32 - 1)]),
     (pa.struct([("a", pa.int8()), ("b", pa.list_(pa.string()))]), {"a": 1, "b": ["x", None]}),
-    (pa.list_(pa.timestamp("ms", "Europe/Berlin")), [None, 1_729_990_800_000]),
-    (pa.map_(pa.timestamp("us", "Asia/Tokyo"), pa.duration("ms")), [(0, 5)]),
-    (pa.struct([("x", pa.list_(pa.list_(pa.float32(), 2))), ("A", pa.int8()), ("a", pa.int8())]), {"x": [[0.5, None]]}),
+    (NESTED, {"t": [None, 1_729_990_800_000], "m": [(0, 5)], "x": [[0.5, None]], "A": 1, "a": 2}),
     (pa.float64(), float("nan")),
-]  # fmt: skip
+]
 
 
 def test_values_of_every_type_come_back_as_they_were(
