@@ -235,7 +235,9 @@ def asked_state(options: Mapping[str, str], *, is_known: bool = False) -> AskedS
         )
     filters = (options.get("filters") or "false").lower()
     if filters not in ("true", "false"):
-        raise StateError(f'penstock-state has the option filters={filters!r}: it is "true" or "false"')
+        raise StateError(
+            f'penstock-state has the option filters={filters!r}: it is "true" or "false"'
+        )
     uid, name = options["uid"], options["state"]
     state = (open_again if is_known else open_state)(options["path"])
     schema = spark_schema(state.schema(uid, name), f"state {name!r} of operator {uid!r}")
