@@ -249,13 +249,17 @@ class RecordTable:
         present: BoolArray = self._slots.find(keys) >= 0
         return present
 
-    def remove(self, keys: KeyBatch) -> None:
-        """Removes keys; those that are not in the table are ignored."""
+    def remove(self, keys: KeyBatch, *, may_be_exported: bool = False) -> None:
+        """Removes keys; those that are not in the table are ignored.
+
+        Args:
+            may_be_exported: exports are told of all of them, those that are not in the table as well.
+        """
         if not len(keys):
             return
         with self._lock:
             if self._versions is not None:
-                self._versions.remove(keys)
+                self._versions.remove(keys, may_be_exported=may_be_exported)
             self._slots.remove(keys)
 
     def clear(self) -> None:

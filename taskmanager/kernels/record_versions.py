@@ -11,7 +11,7 @@ Invariants:
 - when the table gets other records in place of the old ones (growth, another width, ``clear``), the old
   ones never change again: the export walks them on;
 - a removed key leaves a tombstone in the version of its removal, unless no export can hold the key:
-  before the first ``seal``.
+  before the first ``seal``, and in the version in which it came where records do not change after that.
 
 An empty record has version -1, a restored one 0.
 """
@@ -75,11 +75,15 @@ class RecordVersions:
     Attributes:
         lock: held while records change or are exported.
         current: the version that is being written.
+        are_written_once: records do not change after they have come.
+        gives_up_tombstones: where there are too many, the next export has everything.
     """
 
     def __init__(self, slots: KeyRecords, column: int) -> None:
         self.lock = FairLock()
         self.current = FIRST_VERSION
+        self.are_written_once = False
+        self.gives_up_tombstones = True
         self._slots = slots
         self._column = column
         self._changed = 0
@@ -111,16 +115,26 @@ class RecordVersions:
         self._copy_aside(touched[:count], before[:count])
         return slots
 
-    def remove(self, keys: KeyBatch) -> None:
-        """The keys are about to be removed (under the lock)."""
+    def remove(self, keys: KeyBatch, *, may_be_exported: bool = False) -> None:
+        """The keys are about to be removed (under the lock).
+
+        Args:
+            may_be_exported: all of them, those that are not in the table as well.
+        """
         slots = self._slots.find(keys)
-        present = np.flatnonzero(slots >= 0)
-        if not len(present):
+        present = slots >= 0
+        if not (may_be_exported or present.any()):
             return
         self._changed = self.current
-        removed = keys if len(present) == len(keys) else keys.take(present)
-        kept_max = max(_TOMBSTONES_MIN, 2 * len(self._slots))
-        self._tombstones.bury(self.current, removed, len(removed), kept_max)
+        told = present | may_be_exported
+        if self.are_written_once and not may_be_exported:
+            told &= self._slots.records[slots, self._column] < self.current
+        if told.any():
+            removed = keys if told.all() else keys.take(np.flatnonzero(told))
+            kept_max = max(_TOMBSTONES_MIN, 2 * len(self._slots))
+            self._tombstones.bury(
+                self.current, removed, len(removed), kept_max if self.gives_up_tombstones else None
+            )
         if self._exports:
             self._touch_displaced(slots[present])
 

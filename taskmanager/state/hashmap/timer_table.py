@@ -13,10 +13,12 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from penstock.storage.entries.firing_order import Place
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import BoolArray, Int64Array, value_type
 from penstock.storage.run_columns import TIMER_KIND
 from taskmanager.kernels import RecordTable, Rows, distinct, encode_keys
+from taskmanager.kernels.tombstones import FIRST_VERSION
 from taskmanager.state.key_batches import retyped
 from taskmanager.state.run_format import split_tombstones
 from taskmanager.state.sealed_records import record_batches
@@ -39,9 +41,15 @@ class HashMapTimerTable:
     def __init__(self, key_types: Sequence[pa.DataType]) -> None:
         self._types = tuple(key_types)
         self._plain_types = tuple(value_type(kind) for kind in key_types)
-        self._timers = RecordTable([*self._plain_types, pa.int64()], [], with_versions=True)
-        self._order = TimerOrder()
         self._schema = timer_schema(key_types)
+        self._begin(FIRST_VERSION)
+
+    def _begin(self, version: int) -> None:
+        """There are no timers in memory."""
+        self._order = TimerOrder()
+        self._timers = RecordTable([*self._plain_types, pa.int64()], [], with_versions=True)
+        self._timers.versions.current = version
+        self._timers.versions.are_written_once = True
 
     def __len__(self) -> int:
         return len(self._timers)
@@ -71,8 +79,14 @@ class HashMapTimerTable:
 
     def take_due(self, up_to_ms: int, limit: int) -> tuple[KeyBatch, Int64Array] | None:
         """Removes and returns the earliest timers with time <= ``up_to_ms``, at most ``limit``."""
+        return self._take(up_to_ms, limit, None)
+
+    def _take(
+        self, up_to_ms: int, limit: int, before: Place | None
+    ) -> tuple[KeyBatch, Int64Array] | None:
+        """The same, of those before a place."""
         while True:
-            found = self._order.take(up_to_ms, limit)
+            found = self._order.take(up_to_ms, limit, before)
             if found is None:
                 return None
             times, keys = found

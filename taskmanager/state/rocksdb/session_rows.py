@@ -31,12 +31,12 @@ from penstock.storage.entries.entry_keys import partition_bounds
 from penstock.storage.entries.timer_entries import decoded_timers, timer_entries, timer_place
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
-from taskmanager.kernels import RecordTable, encode_keys
+from taskmanager.kernels import encode_keys
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.keyed_entries import joined_column
-from taskmanager.state.rocksdb.spilled_table import SpilledKeyedTable
+from taskmanager.state.rocksdb.spilled_table import RemovedKeys, SpilledKeyedTable
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.session_table import SessionTable
 from taskmanager.state.snapshot_table import RestoredPart
@@ -89,8 +89,8 @@ class StoredSessionTable(SpilledKeyedTable, SessionTable):
         self._fire = _Ends(begin, _NEVER if is_complete else None)
         self._expire = _Ends(begin, _NEVER if is_complete else None)
         self._dropped_to = begin
-        # By version: keys that have no session any more.
-        self._removed: dict[int, RecordTable] = {}
+        self._removed = RemovedKeys(self._plain_types)
+        """Keys that have no session any more."""
         self._outlive_firing = False
 
     @override
@@ -120,17 +120,12 @@ class StoredSessionTable(SpilledKeyedTable, SessionTable):
     def remove(self, sessions: Int64Array) -> None:
         if len(sessions) and not self._is_complete:
             latest = sessions[self._later[sessions] < 0]
-            removed = self._removed.get(self._version)
-            if removed is None:
-                removed = RecordTable(self._plain_types, [], with_index=True)
-                self._removed[self._version] = removed
-            removed.lookup_or_insert(encode_keys(self.keys(latest)))
+            self._removed.add(self._version, encode_keys(self.keys(latest)))
         super().remove(sessions)
 
     @override
     def memory_bytes(self) -> int:
-        removed = sum(keys.memory_bytes() for keys in self._removed.values())
-        return super().memory_bytes() + removed
+        return super().memory_bytes() + self._removed.memory_bytes()
 
     @override
     def next_end(self) -> int | None:
@@ -212,9 +207,4 @@ class StoredSessionTable(SpilledKeyedTable, SessionTable):
     @override
     def _missing(self, keys: KeyBatch) -> KeyBatch:
         missing = super()._missing(keys)
-        for version, removed in list(self._removed.items()):
-            if version <= self._written_version:
-                del self._removed[version]
-            elif len(missing):
-                missing = missing.take(np.flatnonzero(removed.lookup(missing) < 0))
-        return missing
+        return missing.take(self._removed.others(missing, self._written_version))

@@ -26,6 +26,7 @@ from penstock.storage.entries.keyed_values import keyed_batch, split_numbers
 from penstock.storage.entries.row_values import check_storable
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array, value_type
+from taskmanager.kernels import RecordTable
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.batch_parts import PART_BYTES, in_parts
 from taskmanager.state.instances import InstanceState
@@ -42,6 +43,42 @@ LOADED_VERSION: Final = 1
 
 Entries = tuple[list[bytes], list[bytes]]
 """Names and values."""
+
+
+class RemovedKeys:
+    """Keys that are no more, and that the database may still have.
+
+    Args:
+        types: of their columns.
+    """
+
+    def __init__(self, types: Sequence[pa.DataType]) -> None:
+        self._types = types
+        self._by_version: dict[int, RecordTable] = {}
+
+    def add(self, version: int, keys: KeyBatch) -> None:
+        """Keys were removed in a version of their table."""
+        if version not in self._by_version:
+            self._by_version[version] = RecordTable(self._types, [], with_versions=True)
+        self._by_version[version].accumulate(keys, [], [])
+
+    def others(self, keys: KeyBatch, written_version: int) -> Int64Array:
+        """Which of n keys were not removed after a version.
+
+        Args:
+            written_version: the database has the changes up to it: what was removed before is gone.
+        """
+        rows = np.arange(len(keys))
+        for version, removed in list(self._by_version.items()):
+            if version <= written_version:
+                del self._by_version[version]
+            elif len(rows):
+                rows = rows[~removed.contains(keys.take(rows))]
+        return rows
+
+    def memory_bytes(self) -> int:
+        """Size."""
+        return sum(keys.memory_bytes() for keys in self._by_version.values())
 
 
 class SpilledTable(ABC):

@@ -19,6 +19,7 @@ from penstock.storage.entries.timer_entries import decoded_timers, timer_entries
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import encode_keys
 from taskmanager.kernels.backend import kernels
+from taskmanager.state.hashmap import timer_table
 from taskmanager.state.rocksdb import timer_rows
 from tests.support.one_backend import OneBackend
 from tests.support.rocksdb_cluster import fast_directory
@@ -76,7 +77,7 @@ def test_a_short_head_fires_what_a_set_would(
 ) -> None:
     generator = random.Random(seed)
     monkeypatch.setattr(timer_rows, "PART_ROWS", generator.choice([1, 2, 5]))
-    monkeypatch.setattr(timer_rows, "_SLACK", generator.choice([0, 10]))
+    monkeypatch.setattr(timer_table, "_SLACK", generator.choice([0, 10]))
     backend = one.open()
     expected: set[tuple[int, int]] = set()
     for turn in range(150):
