@@ -28,8 +28,7 @@ from taskmanager.state.group_table import GroupTable, TableInputs, TableRows
 from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.entry_batches import PART_ENTRIES, concat_rows, sorted_entries
-from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Entries, KeyedSpill
-from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
+from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Entries, KeyedSpill, Sealed
 from taskmanager.state.run_format import plain_keys
 
 _TICK_UPDATES = 64
@@ -139,17 +138,11 @@ class StoredGroupTable(GroupTable, KeyedSpill):
         return False
 
     @override
-    def freeze(self) -> FrozenPart | None:
-        if not self._is_plain or not self.is_changed(self._written_version):
-            return super().freeze()
-        self.is_stored = True
+    def _sealed(self) -> Sealed:
+        if not self._is_plain:
+            return super()._sealed()
         records, export = self._records, self._records.seal(self._written_version)
-        return FrozenPart(
-            self.partition,
-            lambda: self._record_entries(records, export),
-            lambda: self.written(export.version),
-            export.release,
-        )
+        return export.version, lambda: self._record_entries(records, export), export.release
 
     def _record_entries(self, records: RecordTable, export: RecordExport) -> Iterator[SstEntries]:
         """What is written of numbers alone; on any thread."""
@@ -161,7 +154,7 @@ class StoredGroupTable(GroupTable, KeyedSpill):
 
     @override
     def evict(self, *, everything: bool) -> None:
-        if self.is_changed(self._written_version):
+        if not self.is_clean():
             return
         kept = None
         if self._is_plain and not everything:

@@ -141,17 +141,14 @@ class StoredSessionTable(SpilledKeyedTable, SessionTable):
 
     @override
     def freeze(self) -> FrozenPart | None:
-        self.forget(self._written_version)
+        frozen = super().freeze()
         seen = self._expire if self._outlive_firing else self._fire
-        is_dropping = seen.read_from > self._dropped_to
-        if not is_dropping and not self.is_changed(self._written_version):
-            return None
-        frozen = self._frozen()
-        if is_dropping:
-            self._dropped_to = seen.read_from
-            dropped = partition_bounds(self.end_partition)[0], self._dropped_to
-            frozen = replace(frozen, dropped_range=dropped)
-        return frozen
+        if seen.read_from == self._dropped_to:
+            return frozen
+        self._dropped_to = seen.read_from
+        dropped = partition_bounds(self.end_partition)[0], self._dropped_to
+        frozen = frozen or FrozenPart(self.partition, list, lambda: None)
+        return replace(frozen, dropped_range=dropped)
 
     @override
     def _entries(self, batches: list[pa.RecordBatch]) -> list[SstEntries]:

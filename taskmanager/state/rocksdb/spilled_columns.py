@@ -29,8 +29,7 @@ from taskmanager.state.hashmap.object_column import (
     ObjectColumn,
 )
 from taskmanager.state.rocksdb.database_store import Database
-from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION
-from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
+from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Sealed, Spill
 
 LENGTH_BYTES: Final = 4
 CELL_BYTES: Final = 80
@@ -60,7 +59,7 @@ class SpillHome(ColumnHome, Protocol):
         """Called now and then while cells are encoded, on the thread that does so."""
 
 
-class SpilledColumn(ObjectColumn):
+class SpilledColumn(ObjectColumn, Spill):
     """What all columns before the database do. Stands before the column in memory among the bases.
 
     Args:
@@ -70,7 +69,6 @@ class SpilledColumn(ObjectColumn):
         is_stored: the database holds something of it.
 
     Attributes:
-        is_stored: the database holds something of it, or will.
         average_bytes: of an encoded cell, roughly.
     """
 
@@ -80,33 +78,17 @@ class SpilledColumn(ObjectColumn):
         self, home: SpillHome, descriptor: StateDescriptor, partition: int, *, is_stored: bool
     ) -> None:
         super().__init__(home, descriptor)  # type: ignore[call-arg]
-        self.partition = partition
+        Spill.__init__(self, partition, is_stored=is_stored)
         self.head = partition.to_bytes(PARTITION_BYTES, "big")
-        self.is_stored = is_stored
         self.average_bytes = 64.0
         self.version = LOADED_VERSION + 1
         self._spill_home = home
-        self._written_version = LOADED_VERSION
 
-    def freeze(self) -> FrozenPart | None:
-        """What the database must be given; None = nothing."""
-        self.forget(self._written_version)
-        if self.is_clean():
-            return None
-        self.is_stored = True
+    @override
+    def _sealed(self) -> Sealed:
         export = self.seal(self._written_version, self._spill_home.max_parallelism)
-
-        def written() -> None:
-            self._written_version = max(self._written_version, export.version)
-
         now_ms = self._spill_home.now_ms()
-        return FrozenPart(
-            self.partition, lambda: self._entries(export, now_ms), written, export.release
-        )
-
-    def is_clean(self) -> bool:
-        """Everything is in the database."""
-        return not self.is_changed(self._written_version)
+        return export.version, lambda: self._entries(export, now_ms), export.release
 
     def rest_of(self, name: bytes, data: bytes) -> bytes:
         """The part of an entry's key that all columns share for one key; ``data`` is its value."""

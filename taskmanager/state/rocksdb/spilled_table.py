@@ -7,8 +7,8 @@ be missing in the database: a freeze seals them, and what is frozen is forgotten
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import ClassVar, Final
 
@@ -43,6 +43,8 @@ LOADED_VERSION: Final = 1
 
 Entries = tuple[list[bytes], list[bytes]]
 """Names and values."""
+Sealed = tuple[int, Callable[[], Iterable[SstEntries]], Callable[[], None]]
+"""The version, what makes the entries (see ``FrozenPart``), and what gives back what is kept for them."""
 
 
 class RemovedKeys:
@@ -81,33 +83,60 @@ class RemovedKeys:
         return sum(keys.memory_bytes() for keys in self._by_version.values())
 
 
-class SpilledTable(ABC):
+class Spill(SnapshotTable):
+    """Something whose changes are frozen in memory, and written into the database after that.
+
+    Stands behind what it is in memory among the bases.
+
+    Args:
+        partition: of the database.
+        is_stored: the database holds something of it.
+
+    Attributes:
+        is_stored: the database holds something of it, or will.
+    """
+
+    def __init__(self, partition: int, *, is_stored: bool) -> None:
+        self.partition = partition
+        self.is_stored = is_stored
+        self._written_version = LOADED_VERSION
+
+    @abstractmethod
+    def _sealed(self) -> Sealed:
+        """Ends the version: what has changed since what is written."""
+
+    def freeze(self) -> FrozenPart | None:
+        """What the database must be given; None = nothing."""
+        self.forget(self._written_version)
+        if self.is_clean():
+            return None
+        self.is_stored = True
+        version, entries, release = self._sealed()
+        return FrozenPart(self.partition, entries, lambda: self.written(version), release)
+
+    def is_clean(self) -> bool:
+        """Everything is in the database."""
+        return not self.is_changed(self._written_version)
+
+    def written(self, version: int) -> None:
+        """The database has the changes up to the version; on any thread."""
+        self._written_version = max(self._written_version, version)
+
+
+class SpilledTable(Spill):
     """A table whose content is in the database, and what was used lately in memory.
 
     Args:
         partition: of the database.
         home: where it is.
         is_complete: the database holds nothing of it.
-
-    Attributes:
-        is_stored: the database holds something of it, or will.
     """
 
     def __init__(self, partition: int, home: TableHome, *, is_complete: bool) -> None:
-        self.partition = partition
-        self.is_stored = not is_complete
+        Spill.__init__(self, partition, is_stored=not is_complete)
         self._home = home
         self._is_complete = is_complete
-        self._written_version = LOADED_VERSION
         self._cache_account = CacheAccount(home.host)
-
-    @abstractmethod
-    def memory_bytes(self) -> int:
-        """Approximate size of what is in memory."""
-
-    def written(self, version: int) -> None:
-        """The database has the changes up to the version; on any thread."""
-        self._written_version = max(self._written_version, version)
 
     def close(self) -> list[int]:
         """The table is not used any more; the partitions whose entries may go."""
@@ -118,7 +147,7 @@ class SpilledTable(ABC):
         self._cache_account.resize(self.memory_bytes())
 
 
-class KeyedSpill(SpilledTable, SnapshotTable):
+class KeyedSpill(SpilledTable):
     """A spilled table whose rows are known by key (and a number), as ``keyed_schema`` has them.
 
     Args:
@@ -175,27 +204,19 @@ class KeyedSpill(SpilledTable, SnapshotTable):
         """Number of rows where it is known without reading, else 0."""
         return len(self) if self._is_complete else 0
 
-    def freeze(self) -> FrozenPart | None:
-        """What the database must be given; None = nothing."""
-        self.forget(self._written_version)
-        if not self.is_changed(self._written_version):
-            return None
-        return self._frozen()
-
     def evict(self, *, everything: bool) -> None:
         """Forgets what is in memory as soon as nobody holds numbers of it."""
         self._needs_room = True
 
-    def _frozen(self) -> FrozenPart:
-        self.is_stored = True
+    @override
+    def _sealed(self) -> Sealed:
         sealed = self.seal(self._written_version, self._home.max_parallelism)
 
         def entries() -> list[SstEntries]:
             parts = map(self._entries, in_parts(sealed.batches(), PART_BYTES))
             return list(chain.from_iterable(parts))
 
-        written = sealed.version
-        return FrozenPart(self.partition, entries, lambda: self.written(written), sealed.release)
+        return sealed.version, entries, sealed.release
 
     def _entries(self, batches: list[pa.RecordBatch]) -> list[SstEntries]:
         """What is written of sealed rows; on any thread."""
@@ -212,7 +233,7 @@ class KeyedSpill(SpilledTable, SnapshotTable):
     def _make_room(self) -> None:
         """Forgets what is in memory where that was asked for, and all of it has been written."""
         self._account()
-        if self._needs_room and not self.is_changed(self._written_version):
+        if self._needs_room and self.is_clean():
             self._needs_room = False
             self._note_stored(self._cached_keys())
             self._forget()

@@ -32,15 +32,19 @@ from taskmanager.kernels.record_versions import RecordExport
 from taskmanager.state.hashmap.timer_table import HashMapTimerTable
 from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.rocksdb.cache_host import TableHome
-from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, RemovedKeys, SpilledTable
-from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
+from taskmanager.state.rocksdb.spilled_table import (
+    LOADED_VERSION,
+    RemovedKeys,
+    Sealed,
+    SpilledTable,
+)
 
 PART_ROWS: Final = 1 << 13
 """Entries that are read at once."""
 _LATEST_MS: Final = (1 << 63) - 1
 
 
-class StoredTimerTable(SpilledTable, HashMapTimerTable):
+class StoredTimerTable(HashMapTimerTable, SpilledTable):
     """See ``taskmanager.state.backend.TimerTable``.
 
     Args:
@@ -117,25 +121,16 @@ class StoredTimerTable(SpilledTable, HashMapTimerTable):
 
     @override
     def memory_bytes(self) -> int:
-        return HashMapTimerTable.memory_bytes(self) + self._removed.memory_bytes()
+        return super().memory_bytes() + self._removed.memory_bytes()
 
-    def freeze(self) -> FrozenPart | None:
-        """Ends the version: what the database must be given; None = nothing."""
-        self.forget(self._written_version)
-        if not self.is_changed(self._written_version):
-            return None
-        self.is_stored = True
+    @override
+    def _sealed(self) -> Sealed:
         timers, export = self._timers, self._timers.seal(self._written_version)
-        return FrozenPart(
-            self.partition,
-            lambda: self._entries(timers, export),
-            lambda: self.written(export.version),
-            export.release,
-        )
+        return export.version, lambda: self._entries(timers, export), export.release
 
     def evict(self, *, everything: bool) -> None:
         """Keeps the earlier half of what is in memory, or nothing; all changes have been written."""
-        assert not self.is_changed(self._written_version), "unwritten changes"
+        assert self.is_clean(), "unwritten changes"
         self._order.keep(self._is_live)
         kept = None if everything else self._order.take(_LATEST_MS, len(self._timers) // 2)
         dropped = self._order.take(_LATEST_MS, 1)

@@ -4,13 +4,14 @@ Rows are only added. What has come since memory was given up last is in memory, 
 not; everything before is in the database alone. So of the database's rows those count whose sequence is
 before the first one in memory, and a table that never gave up anything does not read at all.
 
-Invariants: sequences rise from one ``add`` to the next; batches behind the first ``written_count`` may be
-missing in the database.
+Invariant: sequences rise from one ``add`` to the next.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
+from functools import partial
 from itertools import starmap
 from typing import Final
 
@@ -27,8 +28,7 @@ from penstock.storage.key_types import Int64Array, UInt64Array
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.batch_parts import PART_BYTES, in_parts_with
 from taskmanager.state.rocksdb.cache_host import TableHome
-from taskmanager.state.rocksdb.spilled_table import SpilledTable
-from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
+from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Sealed, SpilledTable
 from taskmanager.state.row_table import KeyedRows, RowDescriptor, RowPiece, RowTable
 
 PART_ROWS: Final = 1 << 13
@@ -38,7 +38,7 @@ _WRITTEN_ROWS: Final = 1 << 17
 _NEVER: Final = 2**63 - 1
 
 
-class StoredRowTable(SpilledTable, RowTable):
+class StoredRowTable(RowTable, SpilledTable):
     """See ``RowTable``.
 
     Args:
@@ -59,6 +59,7 @@ class StoredRowTable(SpilledTable, RowTable):
     ) -> None:
         RowTable.__init__(self, descriptor)
         SpilledTable.__init__(self, partition, home, is_complete=is_complete)
+        self._version = LOADED_VERSION + 1
         for column in descriptor.schema:
             check_storable(column.type)
         self._keyed = KeyedRows(descriptor)
@@ -66,7 +67,6 @@ class StoredRowTable(SpilledTable, RowTable):
         self._stored_count: int | None = row_count if is_complete or row_count else None
         # Key-groups of the rows in memory, by batch; made when they are asked for.
         self._groups: list[Int64Array] = []
-        self._written_count = 0
         self._lent_bytes = 0
 
     @override
@@ -128,34 +128,23 @@ class StoredRowTable(SpilledTable, RowTable):
             self._account()
         return found
 
-    def freeze(self) -> FrozenPart | None:
-        """What the database must be given; None = nothing. Nothing is copied."""
-        if self._written_count == len(self._batches):
-            return None
-        self.is_stored = True
-        epoch, count = self.epoch, len(self._batches)
-        unwritten = slice(self._written_count, count)
-        batches, sequences = self._batches[unwritten], self._sequences[unwritten]
-        return FrozenPart(
-            self.partition,
-            lambda: self._entries_in_parts(batches, sequences),
-            lambda: self._wrote(epoch, count),
-        )
-
-    def _wrote(self, epoch: int, count: int) -> None:
-        """The database has the first ``count`` batches of those in memory; on any thread."""
-        if epoch == self.epoch:
-            self._written_count = max(self._written_count, count)
+    @override
+    def _sealed(self) -> Sealed:
+        sealed = self.seal(self._written_version, self._home.max_parallelism)
+        first = bisect_right(self._versions, self._written_version)
+        batches, sequences = self._batches[first:], self._sequences[first:]
+        entries = partial(self._entries_in_parts, batches, sequences)
+        return sealed.version, entries, sealed.release
 
     def evict(self, *, everything: bool) -> None:
         """Forgets what is in memory; all of it has been written."""
-        assert self._written_count == len(self._batches), "unwritten rows"
+        assert self.is_clean(), "unwritten rows"
         if self._batches:
             self._is_complete = False
             if self._stored_count is not None:
                 self._stored_count += self._row_count
         self._batches, self._sequences, self._versions, self._groups = [], [], [], []
-        self._row_count = self._bytes = self._lent_bytes = self._written_count = 0
+        self._row_count = self._bytes = self._lent_bytes = 0
         self.epoch += 1
         self._account()
 
