@@ -162,6 +162,13 @@ class ListColumn(ValueColumn):
             starts[slots[self._replaced_in[slots] > since_version]] = 0
         return starts
 
+    def copy_from(self, slot: int, start: int) -> Any:
+        """What is exported of a list of which so many items are in the segments before."""
+        items = self.values[slot]
+        return (
+            ABSENT if items is ABSENT else items[start:]
+        )  # a bundle that has not ended may have removed it
+
     @override
     def _restored(self, slots: Int64Array, rows: pa.RecordBatch) -> list[Any]:
         cells, appended = self._lists(rows.columns[-1]), rows.column(APPENDED_FIELD.name)
@@ -206,16 +213,12 @@ class ListExport(CellExport):
         starts: Int64Array,
     ) -> None:
         super().__init__(column, home, since_version, max_parallelism, tombstones)
+        self._lists = column
         self._starts = starts
 
     @override
     def _copies(self, slots: Int64Array) -> list[Any]:
-        values = self._cells.values
-        return [
-            # A bundle that has not ended may have removed it.
-            ABSENT if values[slot] is ABSENT else values[slot][start:]
-            for slot, start in zip(slots.tolist(), self._starts[slots].tolist(), strict=True)
-        ]
+        return list(map(self._lists.copy_from, slots.tolist(), self._starts[slots].tolist()))
 
     @override
     def _columns(self, slots: Int64Array, cells: pa.Array) -> list[pa.Array]:

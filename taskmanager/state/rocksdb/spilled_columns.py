@@ -11,7 +11,7 @@ the map behind that, and its length (4 bytes, big-endian), which tells where it 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -86,9 +86,10 @@ class SpilledColumn(ObjectColumn, Spill):
 
     @override
     def _sealed(self) -> Sealed:
+        gone = self._gone(self._written_version)
         export = self.seal(self._written_version, self._spill_home.max_parallelism)
         now_ms = self._spill_home.now_ms()
-        return export.version, lambda: self._entries(export, now_ms), export.release
+        return export.version, lambda: self._entries(export, gone, now_ms), export.release
 
     def rest_of(self, name: bytes, data: bytes) -> bytes:
         """The part of an entry's key that all columns share for one key; ``data`` is its value."""
@@ -97,10 +98,6 @@ class SpilledColumn(ObjectColumn, Spill):
     def may_expire(self, data: bytes, now_ms: int) -> bool:
         """Something in the value of an entry has expired."""
         return self._is_expired(self._codec.decode(data), now_ms)
-
-    def encode(self, cell: Any) -> bytes:
-        """The value of the entry of a cell that is not empty."""
-        return self._codec.encode(cell)
 
     @abstractmethod
     def bring_keys(self, slots: list[int]) -> None:
@@ -119,25 +116,31 @@ class SpilledColumn(ObjectColumn, Spill):
         """Forgets all slots but these, which become 0, 1, 2, ...; all changes are written."""
 
     @abstractmethod
-    def _changes(self, export: Any) -> Iterator[tuple[list[bytes], list[Any]]]:
-        """Names of entries with their cells; of several of one name the last one counts."""
+    def _changes(self, export: Any) -> Iterator[tuple[bytes, bytes | None]]:
+        """Names and values of entries, None = there is none; of several of one name the last one counts."""
 
-    def _entries(self, export: ColumnExport, now_ms: int) -> list[SstEntries]:
+    def _gone(self, since_version: int) -> Iterable[bytes]:
+        """Names of entries that were removed after a version, beside what an export tells."""
+        return ()
+
+    def _entries(
+        self, export: ColumnExport, gone: Iterable[bytes], now_ms: int
+    ) -> list[SstEntries]:
         """What is written of an export; on any thread."""
-        cells: dict[bytes, Any] = {}
-        for parts in self._changes(export):
-            cells.update(zip(*parts, strict=True))
-        if not cells:
-            return []
-        values: list[bytes | None] = []
-        for row, cell in enumerate(cells.values()):
-            values.append(None if self.is_empty(cell) else self.encode(cell))
+        values: dict[bytes, bytes | None] = dict.fromkeys(gone)
+        for row, (name, value) in enumerate(self._changes(export)):
+            values[name] = value
             if row % PACE_CELLS == PACE_CELLS - 1:
                 self._spill_home.pace(now_ms)
-        kept = len(values) - values.count(None)
-        if kept:
-            self.average_bytes = sum(map(len, filter(None, values))) / kept
-        return [entries_by_key(list(cells), values)]
+        if not values:
+            return []
+        sizes = [len(value) for value in values.values() if value is not None]
+        if sizes:
+            self.average_bytes = sum(sizes) / len(sizes)
+        return [entries_by_key(list(values), list(values.values()))]
+
+    def _encoded(self, cell: Any) -> bytes | None:
+        return None if cell is ABSENT else self._codec.encode(cell)
 
 
 class SpilledValues(SpilledColumn, ValueColumn):
@@ -183,12 +186,10 @@ class SpilledValues(SpilledColumn, ValueColumn):
         return int(cells * (CELL_BYTES + self.average_bytes)) + self._tombstones.size * CELL_BYTES
 
     @override
-    def _changes(self, export: CellExport) -> Iterator[tuple[list[bytes], list[Any]]]:
+    def _changes(self, export: CellExport) -> Iterator[tuple[bytes, bytes | None]]:
         for keys, cells in export.cells():
-            yield (
-                entry_keys(self.partition, keys, self._spill_home.max_parallelism).to_list(),
-                cells,
-            )
+            names = entry_keys(self.partition, keys, self._spill_home.max_parallelism).to_list()
+            yield from zip(names, map(self._encoded, cells), strict=True)
 
 
 class SpilledMaps(SpilledColumn, MapColumn):
@@ -294,11 +295,12 @@ class SpilledMaps(SpilledColumn, MapColumn):
         return int(self._entry_count * (2 * CELL_BYTES + self.average_bytes))
 
     @override
-    def _changes(self, export: MapExport) -> Iterator[tuple[list[bytes], list[Any]]]:
+    def _changes(self, export: MapExport) -> Iterator[tuple[bytes, bytes | None]]:
         encode, limit = self.key_codec.encode, self._spill_home.max_parallelism
         for keys, map_keys, cells in export.entries():
             heads = entry_keys(self.partition, keys, limit).to_list()
-            yield list(map(_entry_name, heads, map(encode, map_keys))), cells
+            names = map(_entry_name, heads, map(encode, map_keys))
+            yield from zip(names, map(self._encoded, cells), strict=True)
 
     def _map(self, slot: int) -> dict[Any, Any]:
         entries = self.maps[slot]

@@ -7,7 +7,7 @@ written, so that places of items mean nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -19,6 +19,7 @@ from penstock.errors import StoreCorrupt
 from penstock.storage.entries import list_entries
 from penstock.storage.entries.entry_keys import PARTITION_BYTES, entry_keys
 from penstock.storage.entries.list_entries import (
+    LENGTH_BYTES,
     chunk_count,
     chunk_name,
     chunk_value,
@@ -27,12 +28,11 @@ from penstock.storage.entries.list_entries import (
     head_value,
     items_of,
 )
-from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels.tombstones import Tombstones
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
 from taskmanager.state.hashmap.cell_columns import CellExport
-from taskmanager.state.hashmap.list_column import ListColumn, ListExport
+from taskmanager.state.hashmap.list_column import ListColumn
 from taskmanager.state.rocksdb.spilled_columns import CELL_BYTES, SpilledValues, SpillHome
 from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION
 
@@ -54,14 +54,6 @@ class _Cut:
     rest: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """The value of an entry: number of chunks of a head, -1 = of a chunk."""
-
-    chunks: int
-    items: list[Any]
-
-
 class SpilledLists(SpilledValues, ListColumn):
     """A list per key; see ``ListColumn``. An empty list is none."""
 
@@ -76,19 +68,6 @@ class SpilledLists(SpilledValues, ListColumn):
         self._encoded_items = 0
         # Names of chunks of lists that were replaced or removed since.
         self._buried = Tombstones[list[bytes]]()
-
-    @override
-    def encode(self, cell: Any) -> bytes:
-        value = cell if isinstance(cell, _Value) else _Value(0, cell)
-        items = list(map(self._codec.encode, value.items))
-        data = chunk_value(items) if value.chunks < 0 else head_value(value.chunks, items)
-        self._encoded_items += len(items)
-        self._encoded_bytes += len(data)
-        return data
-
-    @override
-    def is_empty(self, cell: Any) -> bool:
-        return not isinstance(cell, (_Value, _Cut)) and super().is_empty(cell)
 
     @override
     def decode(self, data: bytes) -> Any:
@@ -176,6 +155,19 @@ class SpilledLists(SpilledValues, ListColumn):
         self._item_count += int(self._lengths[different].sum()) - before
         return left
 
+    @override
+    def copy_from(self, slot: int, start: int) -> Any:
+        items, size = self.values[slot], self.chunk_items
+        if items is ABSENT:
+            return ABSENT
+        chunks = self._chunks_of(len(items))
+        if not chunks:
+            return list(items)
+        is_head_written = start >= size and self._chunks_of(start) == chunks
+        chunk = max(0, start // size - 1)
+        first = None if is_head_written else items[:size]
+        return _Cut(first, chunk, chunks, items[(chunk + 1) * size :])
+
     def _bury(self, name: bytes, chunks: int) -> None:
         """The chunks of a list are to be removed, unless there are such again."""
         names = [chunk_name(name, number) for number in range(1, chunks + 1)]
@@ -185,73 +177,29 @@ class SpilledLists(SpilledValues, ListColumn):
         return chunk_count(items, self.chunk_items) if self._is_cut else 0
 
     @override
-    def _export(
-        self, since_version: int, max_parallelism: int, buried: list[KeyBatch]
-    ) -> CellExport:
-        starts = self._starts(since_version) if self._is_cut else np.zeros(len(self.values), int)
-        chunks = self._buried.after(since_version)
-        return _SpilledExport(
-            self, self._home, since_version, max_parallelism, buried, starts, chunks
-        )
+    def _gone(self, since_version: int) -> Iterable[bytes]:
+        return chain.from_iterable(self._buried.after(since_version))
 
     @override
-    def _changes(self, export: CellExport) -> Iterator[tuple[list[bytes], list[Any]]]:
-        assert isinstance(export, _SpilledExport)
-        for names in export.buried_chunks:
-            yield names, [ABSENT] * len(names)
+    def _changes(self, export: CellExport) -> Iterator[tuple[bytes, bytes | None]]:
         for keys, cells in export.cells():
             heads = entry_keys(self.partition, keys, self._spill_home.max_parallelism).to_list()
-            found = [*chain.from_iterable(map(self._written, heads, cells))]
-            yield [name for name, _ in found], [cell for _, cell in found]
+            yield from chain.from_iterable(map(self._written, heads, cells))
 
-    def _written(self, head: bytes, cell: Any) -> Iterator[tuple[bytes, Any]]:
+    def _written(self, head: bytes, cell: Any) -> Iterator[tuple[bytes, bytes | None]]:
         """The entries that are written of one list."""
         if not isinstance(cell, _Cut):
-            yield head, cell
+            yield head, None if self.is_empty(cell) else head_value(0, self._encoded_items_of(cell))
             return
         if cell.first is not None:
-            yield head, _Value(cell.chunks, cell.first)
+            yield head, head_value(cell.chunks, self._encoded_items_of(cell.first))
         for number in range(cell.start + 1, cell.chunks + 1):
             begin = (number - cell.start - 1) * self.chunk_items
             items = cell.rest[begin : begin + self.chunk_items]
-            yield chunk_name(head, number), _Value(-1, items)
+            yield chunk_name(head, number), chunk_value(self._encoded_items_of(items))
 
-
-class _SpilledExport(ListExport):
-    """A sealed column of lists on its way into the database.
-
-    Attributes:
-        buried_chunks: names of chunks that are gone, unless they are written again.
-    """
-
-    def __init__(
-        self,
-        column: SpilledLists,
-        home: Any,
-        since_version: int,
-        max_parallelism: int,
-        tombstones: list[KeyBatch],
-        starts: Int64Array,
-        buried_chunks: list[list[bytes]],
-    ) -> None:
-        super().__init__(column, home, since_version, max_parallelism, tombstones, starts)
-        self.buried_chunks = buried_chunks
-        self._lists = column
-
-    @override
-    def _copies(self, slots: Int64Array) -> list[Any]:
-        starts = self._starts[slots].tolist()
-        return [self._copy(*one) for one in zip(slots.tolist(), starts, strict=True)]
-
-    def _copy(self, slot: int, written: int) -> Any:
-        """What is to be written of a list of which so many items are in the database."""
-        items, size = self._lists.values[slot], self._lists.chunk_items
-        if items is ABSENT:
-            return ABSENT
-        chunks = self._lists._chunks_of(len(items))
-        if not chunks:
-            return list(items)
-        is_head_written = written >= size and self._lists._chunks_of(written) == chunks
-        start = max(0, written // size - 1)
-        first = None if is_head_written else items[:size]
-        return _Cut(first, start, chunks, items[(start + 1) * size :])
+    def _encoded_items_of(self, items: list[Any]) -> list[bytes]:
+        found = list(map(self._codec.encode, items))
+        self._encoded_items += len(found)
+        self._encoded_bytes += sum(map(len, found)) + LENGTH_BYTES * len(found)
+        return found
