@@ -38,6 +38,8 @@ READ_AHEAD_BYTES: Final = 64 << 20
 """So much is copied before it is used: as long as an export is open, changes cost its owner more."""
 _TOMBSTONES_MIN: Final = 1 << 16
 """That many tombstones are always kept."""
+_BATCH_BYTES: Final = 512
+"""What a batch of keys takes beside them."""
 
 
 class ReleasedError(RuntimeError):
@@ -88,6 +90,7 @@ class RecordVersions:
         self._column = column
         self._changed = 0
         self._tombstones = Tombstones[KeyBatch]()
+        self._tombstone_bytes = 0
         self._exports: list[RecordExport] = []
         slots.before_replacement = self._keep_records
 
@@ -135,6 +138,8 @@ class RecordVersions:
             self._tombstones.bury(
                 self.current, removed, len(removed), kept_max if self.gives_up_tombstones else None
             )
+            kept_bytes = self._tombstone_bytes + key_bytes(removed)
+            self._tombstone_bytes = kept_bytes if self._tombstones.size else 0
         if self._exports:
             self._touch_displaced(slots[present])
 
@@ -155,17 +160,18 @@ class RecordVersions:
     def forget(self, version: int) -> None:
         """Tombstones up to the version are not needed any more."""
         self._tombstones.forget(version)
+        self._tombstone_bytes = sum(map(key_bytes, self._tombstones.after(0)))
 
     def restart(self) -> None:
         """The table was emptied and begins anew, with the first version."""
         self.current = FIRST_VERSION
         self._changed = 0
         self._tombstones.restart(0)
+        self._tombstone_bytes = 0
 
     def memory_bytes(self) -> int:
         """Size of tombstones and of what is kept for exports."""
-        tombstones = sum(map(key_bytes, self._tombstones.after(0)))
-        return tombstones + sum(export.memory_bytes() for export in self._exports)
+        return self._tombstone_bytes + sum(export.memory_bytes() for export in self._exports)
 
     def _touch_displaced(self, slots: Int64Array) -> None:
         room = len(self._slots) + 2
@@ -326,9 +332,10 @@ def _joined(pieces: list[RecordPiece]) -> list[RecordPiece]:
 
 
 def key_bytes(keys: KeyBatch) -> int:
-    """Size of a batch of keys."""
+    """Size of a batch of keys, whose hashes are known."""
+    own = _BATCH_BYTES + 8 * len(keys)
     if keys.fixed is not None:
-        return keys.fixed.nbytes
+        return own + keys.fixed.nbytes
     assert keys.data is not None
     assert keys.offsets is not None
-    return int(keys.offsets[-1] - keys.offsets[0]) + keys.offsets.nbytes
+    return own + int(keys.offsets[-1] - keys.offsets[0]) + keys.offsets.nbytes

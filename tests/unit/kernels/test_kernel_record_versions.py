@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.storage.key_encoding import encode_keys
+from penstock.storage.key_encoding import KeyBatch, encode_keys
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, record_versions
 from taskmanager.kernels.layout import EMPTY_WORD
 from taskmanager.kernels.record_versions import RecordExport, ReleasedError
@@ -235,3 +235,45 @@ def test_restored_records_are_no_changes() -> None:
     assert not table.versions.is_changed(0)
     assert sum(len(rows.keys) for rows in table.exported(table.seal(1))) == 0
     assert sum(len(rows.keys) for rows in table.exported(table.seal(0))) == 3
+
+
+def test_of_records_that_are_written_once_those_that_no_export_holds_leave_no_tombstone() -> None:
+    table = RecordTable([pa.int64()], [], with_versions=True)
+    table.versions.are_written_once = True
+    table.versions.gives_up_tombstones = False
+
+    def keys(*values: int) -> KeyBatch:
+        return encode_keys([pa.array(values, pa.int64())])
+
+    def told(export: RecordExport) -> list[int]:
+        return sorted(key for one in export.tombstones for key in one.to_arrays()[0].to_pylist())
+
+    table.put(Rows(keys(1, 2), [], []))
+    table.seal(0).release()
+    table.accumulate(keys(3, 4), [], [])
+    exported = table.seal(1)
+    table.accumulate(keys(5, 6), [], [])
+    table.remove(keys(1, 3, 5, 9))
+    table.remove(keys(6, 7), may_be_exported=True)
+    assert told(table.seal(1)) == [1, 3, 6, 7]
+    found = [
+        key for rows in table.exported(exported) for key in rows.keys.to_arrays()[0].to_pylist()
+    ]
+    assert sorted(found) == [3, 4]
+    assert sorted(table.keys()[0].to_pylist()) == [2, 4]
+
+
+def test_tombstones_in_many_small_batches_are_counted_as_what_they_take() -> None:
+    sizes = []
+    for step in (1000, 1):
+        table = RecordTable([pa.int64()], [], with_versions=True)
+        table.accumulate(encode_keys([pa.array(range(1000))]), [], [])
+        table.seal(0).release()
+        before = table.memory_bytes()
+        for start in range(0, 1000, step):
+            table.remove(encode_keys([pa.array(range(start, start + step))]))
+        sizes.append(table.memory_bytes() - before)
+        table.versions.forget(table.versions.current)
+        assert table.memory_bytes() == before
+    assert sizes[0] >= 16_000
+    assert sizes[1] > sizes[0] + 250_000
