@@ -15,6 +15,7 @@ from taskmanager.kernels import encode_keys
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import TableHome
+from taskmanager.state.rocksdb.partitions import Partition
 from taskmanager.state.rocksdb.spilled_table import SpilledKeyedTable
 
 _SWEPT_ROWS: Final = 4096
@@ -26,23 +27,21 @@ class StoredCountTable(SpilledKeyedTable, CountTable):
     """See ``CountTable``.
 
     Args:
-        partition: of the database.
+        found: where it lies.
+        home: the database.
         new_contents: makes the contents of a table without keys.
-        is_complete: the database holds nothing of it.
     """
 
     def __init__(
         self,
-        partition: int,
+        found: Partition,
+        home: TableHome,
         key_types: Sequence[pa.DataType],
         new_contents: Callable[[], InstanceState],
-        home: TableHome,
-        ttl_ms: int = 0,
-        *,
-        is_complete: bool,
+        ttl_ms: int,
     ) -> None:
         CountTable.__init__(self, key_types, new_contents(), ttl_ms)
-        self._spill(partition, home, new_contents, is_complete=is_complete)
+        self._spill(found, home, new_contents)
         self._sweep_from: bytes | None = None
         """Where the sweep goes on in the database; None = it begins."""
 

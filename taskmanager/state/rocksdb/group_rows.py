@@ -28,6 +28,7 @@ from taskmanager.state.group_table import GroupTable, TableInputs, TableRows
 from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.entry_batches import PART_ENTRIES, concat_rows, sorted_entries
+from taskmanager.state.rocksdb.partitions import Partition
 from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Entries, KeyedSpill, Sealed
 from taskmanager.state.run_format import plain_keys
 
@@ -41,20 +42,12 @@ class StoredGroupTable(GroupTable, KeyedSpill):
     """See ``GroupTable``.
 
     Args:
-        partition: the number of the namespace.
+        found: where the namespace lies.
+        home: the database.
         descriptor: what the aggregates are.
-        home: where the table is.
-        is_complete: the database holds nothing of it.
     """
 
-    def __init__(
-        self,
-        partition: int,
-        descriptor: AggregateDescriptor,
-        home: TableHome,
-        *,
-        is_complete: bool,
-    ) -> None:
+    def __init__(self, found: Partition, home: TableHome, descriptor: AggregateDescriptor) -> None:
         GroupTable.__init__(
             self,
             descriptor.key_types,
@@ -63,9 +56,7 @@ class StoredGroupTable(GroupTable, KeyedSpill):
             uses=descriptor.uses,
             with_versions=True,
         )
-        KeyedSpill.__init__(
-            self, partition, home, descriptor.key_types, self.schema(), is_complete=is_complete
-        )
+        KeyedSpill.__init__(self, found, home, descriptor.key_types, self.schema())
         self._descriptor = descriptor
         self._is_plain = bool(descriptor.kinds) and not self._columns
         self._updates = 0

@@ -36,6 +36,7 @@ from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.keyed_entries import joined_column
+from taskmanager.state.rocksdb.partitions import Partition
 from taskmanager.state.rocksdb.spilled_table import RemovedKeys, SpilledKeyedTable
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.session_table import SessionTable
@@ -63,31 +64,29 @@ class StoredSessionTable(SpilledKeyedTable, SessionTable):
     """See ``SessionTable``.
 
     Args:
-        partition: of the sessions.
+        found: where they lie.
+        home: the database.
         end_partition: of their ends.
         new_contents: makes the contents of a table without sessions.
-        is_complete: the database holds nothing of it.
     """
 
     with_numbers = True
 
     def __init__(
         self,
-        partition: int,
+        found: Partition,
+        home: TableHome,
         end_partition: int,
         key_types: Sequence[pa.DataType],
         gap_ms: int,
         new_contents: Callable[[], InstanceState],
-        home: TableHome,
-        *,
-        is_complete: bool,
     ) -> None:
         SessionTable.__init__(self, key_types, gap_ms, new_contents())
-        self._spill(partition, home, new_contents, is_complete=is_complete)
+        self._spill(found, home, new_contents)
         self.end_partition = end_partition
         begin = partition_bounds(end_partition)[0]
-        self._fire = _Ends(begin, _NEVER if is_complete else None)
-        self._expire = _Ends(begin, _NEVER if is_complete else None)
+        self._fire = _Ends(begin, _NEVER if self._is_complete else None)
+        self._expire = _Ends(begin, _NEVER if self._is_complete else None)
         self._dropped_to = begin
         self._removed = RemovedKeys(self._plain_types)
         """Keys that have no session any more."""

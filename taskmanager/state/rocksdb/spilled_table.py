@@ -35,6 +35,7 @@ from taskmanager.state.rocksdb.cache_host import CacheAccount, TableHome
 from taskmanager.state.rocksdb.database_store import parts_of_values
 from taskmanager.state.rocksdb.key_filter import NO_ERA
 from taskmanager.state.rocksdb.keyed_entries import batch_entries
+from taskmanager.state.rocksdb.partitions import Partition
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.snapshot_table import RestoredPart, SnapshotTable
 
@@ -127,15 +128,14 @@ class SpilledTable(Spill):
     """A table whose content is in the database, and what was used lately in memory.
 
     Args:
-        partition: of the database.
-        home: where it is.
-        is_complete: the database holds nothing of it.
+        found: where it lies.
+        home: the database.
     """
 
-    def __init__(self, partition: int, home: TableHome, *, is_complete: bool) -> None:
-        Spill.__init__(self, partition, is_stored=not is_complete)
+    def __init__(self, found: Partition, home: TableHome) -> None:
+        Spill.__init__(self, found.number, is_stored=found.is_stored)
         self._home = home
-        self._is_complete = is_complete
+        self._is_complete = not found.is_stored
         self._cache_account = CacheAccount(home.host)
 
     def close(self) -> list[int]:
@@ -161,19 +161,17 @@ class KeyedSpill(SpilledTable):
 
     def __init__(
         self,
-        partition: int,
+        found: Partition,
         home: TableHome,
         key_types: Sequence[pa.DataType],
         schema: pa.Schema,
-        *,
-        is_complete: bool,
     ) -> None:
-        SpilledTable.__init__(self, partition, home, is_complete=is_complete)
+        SpilledTable.__init__(self, found, home)
         for column in schema:
             check_storable(column.type)
         self._plain_types = tuple(value_type(kind) for kind in key_types)
         self._needs_room = False
-        self._era = home.stored_keys.era if is_complete else NO_ERA
+        self._era = home.stored_keys.era if self._is_complete else NO_ERA
 
     # What the table in memory does.
 
@@ -299,21 +297,14 @@ class SpilledKeyedTable(KeyedTable, KeyedSpill):
     """
 
     def _spill(
-        self,
-        partition: int,
-        home: TableHome,
-        new_contents: Callable[[], InstanceState],
-        *,
-        is_complete: bool,
+        self, found: Partition, home: TableHome, new_contents: Callable[[], InstanceState]
     ) -> None:
         """To be called when the table in memory has been made.
 
         Args:
             new_contents: makes the contents of a table without rows.
         """
-        KeyedSpill.__init__(
-            self, partition, home, self._types, self.schema(), is_complete=is_complete
-        )
+        KeyedSpill.__init__(self, found, home, self._types, self.schema())
         self._new_contents = new_contents
         self._version = LOADED_VERSION + 1
 

@@ -57,27 +57,11 @@ class StoredTables:
         self, name: str, namespace: int, descriptor: AggregateDescriptor
     ) -> StoredGroupTable:
         """Aggregates per key."""
-        return self._table(
-            name,
-            namespace,
-            lambda found: StoredGroupTable(
-                found.number, descriptor, self._home, is_complete=not found.is_stored
-            ),
-        )
+        return self._table(name, namespace, StoredGroupTable, descriptor)
 
     def row_table(self, name: str, namespace: int, descriptor: RowDescriptor) -> StoredRowTable:
         """Rows of a namespace."""
-        return self._table(
-            name,
-            namespace,
-            lambda found: StoredRowTable(
-                found.number,
-                descriptor,
-                self._home,
-                is_complete=not found.is_stored,
-                row_count=found.row_count,
-            ),
-        )
+        return self._table(name, namespace, StoredRowTable, descriptor)
 
     def session_table(
         self,
@@ -88,19 +72,11 @@ class StoredTables:
     ) -> StoredSessionTable:
         """Open sessions."""
 
-        def make(found: Partition) -> StoredSessionTable:
+        def make(found: Partition, home: TableHome) -> StoredSessionTable:
             ends = self._catalog.partition(
                 name + ENDS, WHOLE, TIMER_KIND, timer_schema(key_types), self._owner
             )
-            return StoredSessionTable(
-                found.number,
-                ends.number,
-                key_types,
-                gap_ms,
-                new_contents,
-                self._home,
-                is_complete=not found.is_stored,
-            )
+            return StoredSessionTable(found, home, ends.number, key_types, gap_ms, new_contents)
 
         return self._table(name, WHOLE, make)
 
@@ -112,39 +88,23 @@ class StoredTables:
         ttl_ms: int = 0,
     ) -> StoredCountTable:
         """Open count windows."""
-        return self._table(
-            name,
-            WHOLE,
-            lambda found: StoredCountTable(
-                found.number,
-                key_types,
-                new_contents,
-                self._home,
-                ttl_ms,
-                is_complete=not found.is_stored,
-            ),
-        )
+        return self._table(name, WHOLE, StoredCountTable, key_types, new_contents, ttl_ms)
 
     def timer_table(self, name: str, key_types: Sequence[pa.DataType]) -> StoredTimerTable:
         """Timers."""
-        return self._table(
-            name,
-            WHOLE,
-            lambda found: StoredTimerTable(
-                found.number, key_types, self._home, is_complete=not found.is_stored
-            ),
-        )
+        return self._table(name, WHOLE, StoredTimerTable, key_types)
 
-    def _table(self, name: str, namespace: int, make: Callable[[Partition], T]) -> T:
+    def _table(self, name: str, namespace: int, make: Callable[..., T], *about: Any) -> T:
+        """The table of a namespace; ``make`` is given where it lies, the home of tables, and what it is about."""
         partition = self._catalog.found(name, namespace) or self._catalog.unused_partition()
         table: Any = partition.table
         if table is None:
-            table = make(partition)
+            table = make(partition, self._home, *about)
             schema = table.schema()
             if isinstance(table, KeyedSpill) and self._migrated.aggregates(
                 name, table.kind, schema, table.identity_count
             ):
-                table = make(partition)  # it lies elsewhere now
+                table = make(partition, self._home, *about)  # it lies elsewhere now
             self._catalog.keep(partition, name, namespace, table.kind, schema, self._owner)
             partition.table = table
         return table

@@ -32,6 +32,7 @@ from taskmanager.kernels.record_versions import RecordExport
 from taskmanager.state.hashmap.timer_table import HashMapTimerTable
 from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.rocksdb.cache_host import TableHome
+from taskmanager.state.rocksdb.partitions import Partition
 from taskmanager.state.rocksdb.spilled_table import (
     LOADED_VERSION,
     RemovedKeys,
@@ -48,25 +49,17 @@ class StoredTimerTable(HashMapTimerTable, SpilledTable):
     """See ``taskmanager.state.backend.TimerTable``.
 
     Args:
-        partition: of the database.
+        found: where they lie.
+        home: the database.
         key_types: types of the key columns.
-        home: where the table is.
-        is_complete: the database holds nothing of it.
     """
 
-    def __init__(
-        self,
-        partition: int,
-        key_types: Sequence[pa.DataType],
-        home: TableHome,
-        *,
-        is_complete: bool,
-    ) -> None:
-        SpilledTable.__init__(self, partition, home, is_complete=is_complete)
+    def __init__(self, found: Partition, home: TableHome, key_types: Sequence[pa.DataType]) -> None:
+        SpilledTable.__init__(self, found, home)
         HashMapTimerTable.__init__(self, key_types)
         self._begin(LOADED_VERSION + 1)
-        self._read_from, self._end = partition_bounds(partition)
-        self._bound: Place | None = None if is_complete else (-_LATEST_MS - 1, 0)
+        self._read_from, self._end = partition_bounds(self.partition)
+        self._bound: Place | None = None if self._is_complete else (-_LATEST_MS - 1, 0)
         self._removed = RemovedKeys([*self._plain_types, pa.int64()])
         """Timers beyond the bound."""
 

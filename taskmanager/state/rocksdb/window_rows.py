@@ -28,6 +28,7 @@ from penstock.storage.key_types import Int64Array, UInt64Array
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.batch_parts import PART_BYTES, in_parts_with
 from taskmanager.state.rocksdb.cache_host import TableHome
+from taskmanager.state.rocksdb.partitions import Partition
 from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Sealed, SpilledTable
 from taskmanager.state.row_table import KeyedRows, RowDescriptor, RowPiece, RowTable
 
@@ -42,29 +43,20 @@ class StoredRowTable(RowTable, SpilledTable):
     """See ``RowTable``.
 
     Args:
-        partition: of the database.
-        home: where it is.
-        is_complete: the database holds nothing of it.
-        row_count: rows in the database; 0 = not known, where it is not complete.
+        found: where they lie; a count of 0 = not known, where the database has some.
+        home: the database.
     """
 
-    def __init__(
-        self,
-        partition: int,
-        descriptor: RowDescriptor,
-        home: TableHome,
-        *,
-        is_complete: bool,
-        row_count: int = 0,
-    ) -> None:
+    def __init__(self, found: Partition, home: TableHome, descriptor: RowDescriptor) -> None:
         RowTable.__init__(self, descriptor)
-        SpilledTable.__init__(self, partition, home, is_complete=is_complete)
+        SpilledTable.__init__(self, found, home)
         self._version = LOADED_VERSION + 1
         for column in descriptor.schema:
             check_storable(column.type)
         self._keyed = KeyedRows(descriptor)
         # Rows that are not in memory; None = not known.
-        self._stored_count: int | None = row_count if is_complete or row_count else None
+        is_known = self._is_complete or found.row_count
+        self._stored_count: int | None = found.row_count if is_known else None
         # Key-groups of the rows in memory, by batch; made when they are asked for.
         self._groups: list[Int64Array] = []
         self._lent_bytes = 0
