@@ -67,9 +67,11 @@ class ReadOnlyDatabase:
         except Exception as error:
             raise unreadable(directory, error) from error
 
-    def scan(self, begin: bytes, end: bytes) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    def scan(
+        self, begin: bytes, end: bytes, rows_max: int = SCAN_ROWS
+    ) -> Iterator[tuple[list[bytes], list[bytes]]]:
         """As ``Database.scan``."""
-        return scan(self._rocks, self._directory, begin, end, SCAN_ROWS)
+        return scan(self._rocks, self._directory, begin, end, rows_max)
 
     def close(self) -> None:
         """Closes it."""

@@ -8,7 +8,6 @@ copied range by range. What was written in the run format is written into an emp
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from threading import Lock
@@ -168,7 +167,7 @@ def _drop_foreign(database: Database, catalog: PartitionCatalog, scope: Scope) -
 
 
 def _drop_foreign_timers(database: Database, number: int, scope: Scope) -> None:
-    for names, _ in _batched(database.scan(*partition_bounds(number))):
+    for names, _ in database.scan(*partition_bounds(number), _COPY_ROWS):
         foreign = [names[row] for row in np.flatnonzero(~scope.has_timers(names)).tolist()]
         if foreign:
             nothing = ByteStrings.of([b""] * len(foreign))
@@ -201,25 +200,10 @@ def _copy(
         bounds = group_bounds(segment.offset, scope.key_groups)
         if is_timers:
             bounds = partition_bounds(segment.offset)
-        for keys, values in _batched(source.scan(*bounds)):
+        for keys, values in source.scan(*bounds, _COPY_ROWS):
             if is_timers:
                 rows = np.flatnonzero(scope.has_timers(keys)).tolist()
                 keys, values = [keys[row] for row in rows], [values[row] for row in rows]
             if keys:
                 moved = moved_to(target.number, ByteStrings.of(keys))
                 database.ingest(SstEntries(moved, ByteStrings.of(values), None))
-
-
-def _batched(
-    parts: Iterator[tuple[list[bytes], list[bytes]]],
-) -> Iterator[tuple[list[bytes], list[bytes]]]:
-    keys: list[bytes] = []
-    values: list[bytes] = []
-    for part_keys, part_values in parts:
-        keys += part_keys
-        values += part_values
-        if len(keys) >= _COPY_ROWS:
-            yield keys, values
-            keys, values = [], []
-    if keys:
-        yield keys, values

@@ -16,11 +16,14 @@ import pytest
 
 from penstock.pb import checkpoint_pb2
 from penstock.storage.codec import codec_of
+from penstock.storage.entries import database_reader_store
+from penstock.storage.entries.byte_strings import SstEntries
 from penstock.storage.snapshot_files import StoreSnapshotReader
 from taskmanager.kernels import AccumulatorKind, encode_keys
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.descriptors import StateDescriptor, StateKind
 from taskmanager.state.rocksdb import database_store
+from taskmanager.state.rocksdb.database_store import Database
 from tests.support.backend_history import Inputs
 from tests.support.backend_job import MAX_PARALLELISM
 from tests.support.one_backend import KEYS, Cells, OneBackend
@@ -108,3 +111,25 @@ def test_a_part_of_a_database_is_read_for_a_part_of_its_key_groups(
     (last,) = restored(home, again, 1)
     assert len(last.group_table("counts", 0, COUNTS)) == COUNT
     assert len(Cells(last, VALUE).all()) == 2_000
+
+
+def test_large_values_are_copied_a_bounded_number_of_bytes_at_a_time(
+    home: OneBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {key: f"{key}" * 1000 for key in range(100_000, 100_600)}
+    text = StateDescriptor("text", StateKind.VALUE, codec_of(pa.string()))
+    backend = home.open()
+    Cells(backend, text).set(wanted)
+    halves = restored(home, [home.write(backend.snapshot(1))], 2)
+    sizes, ingest = [], Database.ingest
+
+    def counted(database: Database, entries: SstEntries) -> None:
+        sizes.append(int(entries.values.lengths().sum()))
+        ingest(database, entries)
+
+    monkeypatch.setattr(database_reader_store, "SCAN_BYTES", 64 << 10)
+    monkeypatch.setattr(Database, "ingest", counted)
+    (last,) = restored(home, [home.write(one.snapshot(2)) for one in halves], 1)
+    assert Cells(last, text).all() == wanted
+    assert sum(sizes) > 1_000_000
+    assert max(sizes) <= 2 * 64 << 10
