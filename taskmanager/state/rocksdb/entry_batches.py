@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,6 +18,44 @@ from taskmanager.state.key_batches import concatenated_keys
 
 PART_ENTRIES: Final = 1 << 20
 """Of records that become entries at once: many more would take much memory beside the table they come from."""
+
+
+SHARED_BYTES: Final = 32 << 20
+"""Of entries that are written together; more only where they come together."""
+
+
+class SharedFiles:
+    """Sorted entries on their way into a database: those that come one after the other share a file.
+
+    Args:
+        ingest: writes entries, which win over those before.
+    """
+
+    def __init__(self, ingest: Callable[[SstEntries], None]) -> None:
+        self._ingest = ingest
+        self._waiting: list[SstEntries] = []
+        self._size_bytes = 0
+
+    def add(self, entries: SstEntries) -> None:
+        """Writes entries, which win over those that were added before, now or later."""
+        if not len(entries.keys):
+            return
+        size_bytes = sum(
+            int(one.offsets[-1] - one.offsets[0]) for one in (entries.keys, entries.values)
+        )
+        if self._waiting:
+            last = self._waiting[-1].keys
+            is_behind = last.at(len(last) - 1) < entries.keys.at(0)
+            if not is_behind or self._size_bytes + size_bytes > SHARED_BYTES:
+                self.flush()
+        self._waiting.append(entries)
+        self._size_bytes += size_bytes
+
+    def flush(self) -> None:
+        """Writes what waits."""
+        waiting, self._waiting, self._size_bytes = self._waiting, [], 0
+        if waiting:
+            self._ingest(concat_entries(waiting))
 
 
 def concat_strings(parts: Sequence[ByteStrings]) -> ByteStrings:

@@ -100,12 +100,10 @@ class _Keyed(RunEntries):
 class Sessions(_Keyed):
     """Open sessions, known by their starts."""
 
-    def ends(self, partition: int, batches: list[pa.RecordBatch]) -> SstEntries | None:
-        """The entries that say when the sessions of at least one batch end; None = they are all gone."""
+    def ends(self, partition: int, batches: list[pa.RecordBatch]) -> SstEntries:
+        """The entries that say when the sessions of at least one batch end."""
         living = [batch.filter(pc.invert(batch.column(1))) for batch in batches]
         keys = self._keys(living)
-        if not len(keys):
-            return None
         ends = joined_column(living, self._key_stop + 1)
         return _timers(partition, keys, ends, np.zeros(len(keys), np.bool_))
 

@@ -6,14 +6,13 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.pb import checkpoint_pb2
-from penstock.storage.entries.byte_strings import SstEntries
 from penstock.storage.entries.run_states import ENDS, ends_table, stored_table
 from penstock.storage.run_columns import TIMER_KIND
 from taskmanager.state.backend import BackendEnvironment
 from taskmanager.state.batch_parts import in_parts
 from taskmanager.state.hashmap.restored_rows import RestoredRows, restored_rows
 from taskmanager.state.rocksdb.database_store import Database
-from taskmanager.state.rocksdb.entry_batches import concat_entries
+from taskmanager.state.rocksdb.entry_batches import SharedFiles
 from taskmanager.state.rocksdb.partitions import Partition, PartitionCatalog
 from taskmanager.state.rocksdb.run_entries import Sessions, run_entries
 
@@ -38,7 +37,7 @@ def load_runs(
         StoreNotFound: a file is gone.
         StoreTransient: the database cannot be written.
     """
-    writer = _Writer(database)
+    files = SharedFiles(database.ingest)
     assert environment.reader is not None, "a snapshot without a reader"
     operator = environment.operator_name or environment.operator_uid
     found = restored_rows(environment.restored, environment.reader, key_groups, operator)
@@ -54,10 +53,10 @@ def load_runs(
             stored = rows.latest() if is_of_lists else rows.batches()
             for batches in in_parts(stored, _PART_BYTES, _PART_ROWS):
                 partition.row_count += sum(batch.num_rows for batch in batches)
-                writer.add(partition.number, entries.entries(partition.number, batches))
+                files.add(entries.entries(partition.number, batches))
                 if ends is not None and isinstance(entries, Sessions):
-                    writer.add(ends.number, entries.ends(ends.number, batches))
-    writer.flush()
+                    files.add(entries.ends(ends.number, batches))
+    files.flush()
 
 
 def _ends_of(catalog: PartitionCatalog, name: str, sessions: RestoredRows) -> Partition:
@@ -65,29 +64,3 @@ def _ends_of(catalog: PartitionCatalog, name: str, sessions: RestoredRows) -> Pa
         name=name + ENDS, kind=TIMER_KIND, schema=ends_table(sessions.schema)
     )
     return catalog.partition_for(table, WHOLE)
-
-
-class _Writer:
-    """Entries on their way into a database: those of small partitions share a file."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._waiting: list[SstEntries] = []
-        self._count = 0
-        self._last_partition = -1
-
-    def add(self, partition: int, entries: SstEntries | None) -> None:
-        """Writes entries of a partition, which win over those that were added before."""
-        if entries is None:
-            return
-        if partition <= self._last_partition or self._count >= _PART_ROWS:
-            self.flush()
-        self._waiting.append(entries)
-        self._count += len(entries.keys)
-        self._last_partition = partition
-
-    def flush(self) -> None:
-        """Writes what waits."""
-        if self._waiting:
-            self._database.ingest(concat_entries(self._waiting))
-        self._waiting, self._count, self._last_partition = [], 0, -1

@@ -20,15 +20,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Final, Protocol
+from typing import Protocol
 
 from penstock.errors import StreamError
 from penstock.storage.entries.byte_strings import SstEntries
 from penstock.storage.entries.entry_keys import partition_bounds
-from taskmanager.state.rocksdb.entry_batches import concat_entries
-
-FILE_ENTRIES: Final = 1 << 20
-"""Entries of small tables that share a file."""
+from taskmanager.state.rocksdb.entry_batches import SharedFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,22 +223,20 @@ class WriteQueue:
             self._writer.link(freeze.link_to)
 
     def _write_entries(self, parts: Sequence[FrozenPart]) -> None:
-        waiting: list[SstEntries] = []
-        count = 0
+        files = SharedFiles(self._ingest)
         for part in parts:
-            for place, piece in enumerate(part.entries()):
-                if place or count + len(piece.keys) > FILE_ENTRIES:
-                    self._ingest(waiting)
-                    waiting, count = [], 0
-                waiting.append(piece)
-                count += len(piece.keys)
-        self._ingest(waiting)
+            for piece in part.entries():
+                files.add(piece)
+        files.flush()
+        self._check_open()
 
-    def _ingest(self, pieces: list[SstEntries]) -> None:
+    def _ingest(self, entries: SstEntries) -> None:
+        self._check_open()
+        self._writer.ingest(entries)
+
+    def _check_open(self) -> None:
         if self._is_closed:
             raise FreezeLostError("the backend was closed while its snapshot was being written")
-        if pieces:
-            self._writer.ingest(concat_entries(pieces))
 
     def _lose(self, freeze: Freeze) -> None:
         """Takes a freeze out; what was dropped before it is dropped with the next (under the lock)."""

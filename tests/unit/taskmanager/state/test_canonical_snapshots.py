@@ -14,9 +14,12 @@ import pytest
 from penstock.errors import CheckpointAborted, StoreTransient, Unrecoverable
 from penstock.pb import checkpoint_pb2
 from penstock.storage.codec import codec_of
+from penstock.storage.entries.byte_strings import SstEntries
 from penstock.storage.run_columns import ROW_KEYS
 from penstock.storage.snapshot_files import StoreSnapshotReader
 from taskmanager.state.descriptors import StateDescriptor, StateKind
+from taskmanager.state.rocksdb import entry_batches
+from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.row_table import RowDescriptor
 from tests.support.backend_job import BACKENDS
 from tests.support.one_backend import Cells, OneBackend
@@ -138,3 +141,32 @@ def test_rows_whose_key_is_not_known_are_refused_with_the_remedy(
     with pytest.raises(Unrecoverable, match=r"state.backend.type: hashmap"):
         homes["rocksdb"].open(old)
     assert len(homes["hashmap"].open(old).row_table("rows", 5, ROWS)) == 100
+
+
+def test_many_small_partitions_are_written_a_bounded_number_of_bytes_at_a_time(
+    homes: dict[str, OneBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pa.record_batch({"key": ["k" * 1000] * 20, "n": range(20)})
+    backend = homes["hashmap"].open()
+    for namespace in range(50):
+        backend.row_table("rows", namespace, ROWS).add(rows, np.arange(20))
+    written = homes["hashmap"].write(backend.snapshot(1, in_runs=True))
+    sizes, ingest = [], Database.ingest
+
+    def counted(database: Database, entries: SstEntries) -> None:
+        sizes.append(int(entries.values.lengths().sum()))
+        ingest(database, entries)
+
+    monkeypatch.setattr(entry_batches, "SHARED_BYTES", 100_000)
+    monkeypatch.setattr(Database, "ingest", counted)
+    again = homes["rocksdb"].open(written)
+    assert sum(sizes) >= 50 * 20 * 1000
+    assert max(sizes) <= 100_000
+    assert len(sizes) <= 20
+    del sizes[:]
+    for namespace in range(50):
+        again.row_table("rows", namespace, ROWS).add(rows, np.arange(20, 40))
+    homes["rocksdb"].write(again.snapshot(1))
+    assert sum(sizes) >= 50 * 20 * 1000
+    assert max(sizes) <= 100_000
+    assert len(sizes) <= 20
