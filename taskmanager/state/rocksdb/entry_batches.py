@@ -24,7 +24,7 @@ SHARED_BYTES: Final = 32 << 20
 """Of entries that are written together; more only where they come together."""
 
 
-class SharedFiles:
+class EntryFiles:
     """Sorted entries on their way into a database: those that come one after the other share a file.
 
     Args:

@@ -12,7 +12,7 @@ from taskmanager.state.backend import BackendEnvironment
 from taskmanager.state.batch_parts import in_parts
 from taskmanager.state.hashmap.restored_rows import RestoredRows, restored_rows
 from taskmanager.state.rocksdb.database_store import Database
-from taskmanager.state.rocksdb.entry_batches import SharedFiles
+from taskmanager.state.rocksdb.entry_batches import EntryFiles
 from taskmanager.state.rocksdb.partitions import Partition, PartitionCatalog
 from taskmanager.state.rocksdb.run_entries import Sessions, run_entries
 
@@ -37,7 +37,7 @@ def load_runs(
         StoreNotFound: a file is gone.
         StoreTransient: the database cannot be written.
     """
-    files = SharedFiles(database.ingest)
+    files = EntryFiles(database.ingest)
     assert environment.reader is not None, "a snapshot without a reader"
     operator = environment.operator_name or environment.operator_uid
     found = restored_rows(environment.restored, environment.reader, key_groups, operator)

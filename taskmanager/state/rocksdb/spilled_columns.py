@@ -29,7 +29,7 @@ from taskmanager.state.hashmap.object_column import (
     ObjectColumn,
 )
 from taskmanager.state.rocksdb.database_store import Database
-from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Sealed, Spill
+from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Sealed, Spilled
 
 LENGTH_BYTES: Final = 4
 CELL_BYTES: Final = 80
@@ -59,7 +59,7 @@ class SpillHome(ColumnHome, Protocol):
         """Called now and then while cells are encoded, on the thread that does so."""
 
 
-class SpilledColumn(ObjectColumn, Spill):
+class SpilledColumn(ObjectColumn, Spilled):
     """What all columns before the database do. Stands before the column in memory among the bases.
 
     Args:
@@ -78,7 +78,7 @@ class SpilledColumn(ObjectColumn, Spill):
         self, home: SpillHome, descriptor: StateDescriptor, partition: int, *, is_stored: bool
     ) -> None:
         super().__init__(home, descriptor)  # type: ignore[call-arg]
-        Spill.__init__(self, partition, is_stored=is_stored)
+        Spilled.__init__(self, partition, is_stored=is_stored)
         self.head = partition.to_bytes(PARTITION_BYTES, "big")
         self.average_bytes = 64.0
         self.version = LOADED_VERSION + 1

@@ -84,7 +84,7 @@ class RemovedKeys:
         return sum(keys.memory_bytes() for keys in self._by_version.values())
 
 
-class Spill(SnapshotTable):
+class Spilled(SnapshotTable):
     """Something whose changes are frozen in memory, and written into the database after that.
 
     Stands behind what it is in memory among the bases.
@@ -124,7 +124,7 @@ class Spill(SnapshotTable):
         self._written_version = max(self._written_version, version)
 
 
-class SpilledTable(Spill):
+class SpilledTable(Spilled):
     """A table whose content is in the database, and what was used lately in memory.
 
     Args:
@@ -133,7 +133,7 @@ class SpilledTable(Spill):
     """
 
     def __init__(self, found: Partition, home: TableHome) -> None:
-        Spill.__init__(self, found.number, is_stored=found.is_stored)
+        Spilled.__init__(self, found.number, is_stored=found.is_stored)
         self._home = home
         self._is_complete = not found.is_stored
         self._cache_account = CacheAccount(home.host)

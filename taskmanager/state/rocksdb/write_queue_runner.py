@@ -25,7 +25,7 @@ from typing import Protocol
 from penstock.errors import StreamError
 from penstock.storage.entries.byte_strings import SstEntries
 from penstock.storage.entries.entry_keys import partition_bounds
-from taskmanager.state.rocksdb.entry_batches import SharedFiles
+from taskmanager.state.rocksdb.entry_batches import EntryFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class WriteQueue:
             self._writer.link(freeze.link_to)
 
     def _write_entries(self, parts: Sequence[FrozenPart]) -> None:
-        files = SharedFiles(self._ingest)
+        files = EntryFiles(self._ingest)
         for part in parts:
             for piece in part.entries():
                 files.add(piece)
