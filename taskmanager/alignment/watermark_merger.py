@@ -7,9 +7,12 @@ again with an older watermark holds the merged one where it is until it has caug
 When every channel that has not ended is idle, none of them holds another back: the watermark advances
 to the largest that one of them has said, behind which comes the status idle. So it does not matter in
 which order they fell silent, and what a burst of rows has completed is not kept until the next one.
+A channel that has come to the end of time has ended: the end is merged when all have come to it, since a row of an
+idle channel would be late behind it.
 
-Source: Flink's StatusWatermarkValve. It leaves a channel that is active again out until it has caught
-up, which can make rows late that are not late here.
+Source: Flink's StatusWatermarkValve. It lets the end of time pass where the channels that have not ended are
+idle, and leaves a channel that is active again out until it has caught up: both can make rows late that are
+not late here.
 """
 
 from __future__ import annotations
@@ -56,6 +59,8 @@ class WatermarkMerger:
 
     def on_watermark(self, channel: int, timestamp_ms: int) -> list[Merged]:
         """A channel's watermark; one that goes back is ignored."""
+        if timestamp_ms >= MAX_TIMESTAMP_MS:
+            return self.on_end(channel)
         known = self._watermarks[channel]
         if timestamp_ms <= known:
             return []

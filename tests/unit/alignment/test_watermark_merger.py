@@ -42,6 +42,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("wm"), st.integers(0, 3), st.integers(-5, 50)),
     st.tuples(st.just("idle"), st.integers(0, 3), st.booleans()),
     st.tuples(st.just("end"), st.integers(0, 3), st.none()),
+    st.tuples(st.just("end of time"), st.integers(0, 3), st.none()),
 )
 
 
@@ -60,7 +61,10 @@ def test_merger_agrees_with_the_model(count: int, events: list[Any]) -> None:
             changes = merger.on_status(channel, active=not value)
         else:
             state["ended"] = True
-            changes = merger.on_end(channel)
+            if kind == "end":
+                changes = merger.on_end(channel)
+            else:
+                changes = merger.on_watermark(channel, MAX_TIMESTAMP_MS)
         model.update()
         for change in changes:
             if isinstance(change, Watermark):
@@ -93,6 +97,18 @@ def test_the_order_in_which_channels_fall_silent_does_not_matter() -> None:
         changes = merger.on_status(first, active=False) + merger.on_status(second, active=False)
         assert merger.watermark_ms == 10
         assert changes[-1] == StreamStatus(active=False)
+
+
+def test_the_end_of_one_channel_makes_no_row_of_an_idle_one_late() -> None:
+    """A file has been read while a live source is silent: what that brings later is not late."""
+    merger = WatermarkMerger(2)
+    assert merger.on_watermark(0, 7) == []
+    assert merger.on_status(1, active=False) == [Watermark(7)]
+    assert merger.on_watermark(0, MAX_TIMESTAMP_MS) == [StreamStatus(active=False)]
+    assert merger.on_end(0) == []
+    assert merger.on_status(1, active=True) == [StreamStatus(active=True)]
+    assert merger.on_watermark(1, 12) == [Watermark(12)]
+    assert merger.on_watermark(1, MAX_TIMESTAMP_MS) == [Watermark(MAX_TIMESTAMP_MS)]
 
 
 def test_the_end_of_all_channels_is_the_end_of_time() -> None:
