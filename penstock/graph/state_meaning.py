@@ -189,21 +189,26 @@ def unanswered_timers(stored: graph_pb2.Operator, now: graph_pb2.Operator, name:
     Not every backend says without reading whether there are any.
 
     Example: a function that has lost its ``on_timer``.
-        >>> without = graph_pb2.Operator(process=graph_pb2.ProcessSpec(without_on_timer=True))
-        >>> unanswered_timers(graph_pb2.Operator(), without, EVENT_TIMERS)
-        'it may hold timers that a function with on_timer() has asked for, and the function has none now'
-        >>> unanswered_timers(without, without, EVENT_TIMERS)
+        >>> old, new = (graph_pb2.Operator(process={"answers_timers": one}) for one in (True, False))
+        >>> unanswered_timers(old, new, EVENT_TIMERS)
+        'it may hold timers that its function asked for with on_timer(), and the function has none now'
+        >>> unanswered_timers(new, new, EVENT_TIMERS)
         ''
     """
-    was_without = stored.process.without_on_timer
-    if name not in TIMERS or was_without or not now.process.without_on_timer:
+    if name not in TIMERS or not stored.process.answers_timers or now.process.answers_timers:
         return ""
-    return "it may hold timers that a function with on_timer() has asked for, and the function has none now"
+    return "it may hold timers that its function asked for with on_timer(), and the function has none now"
 
 
 def untimely_timers(stored: graph_pb2.Operator, now: graph_pb2.Operator, name: str) -> str:
-    """Why timers of event time would wait for the end of the data; "" = they do not."""
-    if name != EVENT_TIMERS or not _has_event_time(stored) or _has_event_time(now):
+    """Why timers of event time would wait for the end of the data; "" = they do not, or nobody waits for them."""
+    are_awaited = stored.process.answers_timers and now.process.answers_timers
+    if (
+        name != EVENT_TIMERS
+        or not are_awaited
+        or not _has_event_time(stored)
+        or _has_event_time(now)
+    ):
         return ""
     return (
         "its rows had event time, and have none now, so that its timers would wait for the end of the data: give the "

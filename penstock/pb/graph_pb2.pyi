@@ -1057,10 +1057,10 @@ class ProcessSpec(_message.Message):
     SECOND_KEYS_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
     COMPILED_FIELD_NUMBER: _builtins.int
-    WITHOUT_ON_TIMER_FIELD_NUMBER: _builtins.int
+    ANSWERS_TIMERS_FIELD_NUMBER: _builtins.int
     kind: Global___ProcessKind.ValueType
-    without_on_timer: _builtins.bool
-    """The function does nothing at timers, and can ask for none."""
+    answers_timers: _builtins.bool
+    """The function has on_timer(); without it, it can ask for no timers. Unknown of what was stored before it was noted."""
     @_builtins.property
     def function(self) -> Global___Function: ...
     @_builtins.property
@@ -1086,13 +1086,15 @@ class ProcessSpec(_message.Message):
         second_keys: _abc.Iterable[_builtins.str] | None = ...,
         states: _abc.Iterable[Global___DeclaredState] | None = ...,
         compiled: Global___CompiledLoop | None = ...,
-        without_on_timer: _builtins.bool = ...,
+        answers_timers: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "function", b"function"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_answers_timers", b"_answers_timers", "answers_timers", b"answers_timers", "compiled", b"compiled", "function", b"function"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compiled", b"compiled", "function", b"function", "keys", b"keys", "kind", b"kind", "second_keys", b"second_keys", "states", b"states", "without_on_timer", b"without_on_timer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_answers_timers", b"_answers_timers", "answers_timers", b"answers_timers", "compiled", b"compiled", "function", b"function", "keys", b"keys", "kind", b"kind", "second_keys", b"second_keys", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__answers_timers: _TypeAlias = _typing.Literal["answers_timers"]  # noqa: Y015
+    _WhichOneofArgType__answers_timers: _TypeAlias = _typing.Literal["_answers_timers", b"_answers_timers"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__answers_timers) -> _WhichOneofReturnType__answers_timers | None: ...
 
 Global___ProcessSpec: _TypeAlias = ProcessSpec  # noqa: Y015
 

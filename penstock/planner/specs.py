@@ -196,7 +196,7 @@ def _process(proto: graph_pb2.Operator, operation: Process, node: Node) -> None:
     proto.process.function.CopyFrom(pickle_function(operation.function, operator=node.name))
     proto.process.keys.extend(operation.keys)
     proto.process.second_keys.extend(operation.second_keys)
-    proto.process.without_on_timer = not has_on_timer(operation.function)
+    proto.process.answers_timers = has_on_timer(operation.function)
     if operation.compiled is not None:
         proto.process.compiled.CopyFrom(operation.compiled)
     for state in declared_states(operation.function).values():

@@ -76,7 +76,7 @@ def _tables(operator: graph_pb2.Operator) -> Iterator[DeclaredTable]:
         for state in operator.process.states:
             if state.kind != OPERATOR_LIST:
                 yield _of_function(state, keys)
-        for name in () if operator.process.without_on_timer else TIMERS:
+        for name in TIMERS if _may_have_timers(operator.process) else ():
             yield DeclaredTable(name, "timers", _schema(keys, [pa.field("time", pa.int64())]))
     elif spec == "running_aggregate":
         aggregation = operator.running_aggregate
@@ -87,6 +87,10 @@ def _tables(operator: graph_pb2.Operator) -> Iterator[DeclaredTable]:
         name, kind, fields = _of_windows(windowed.window)
         keys = _keys(operator, windowed.keys)
         yield from _of_aggregates(name, kind, keys, fields, operator, windowed.aggregates)
+
+
+def _may_have_timers(process: graph_pb2.ProcessSpec) -> bool:
+    return process.answers_timers or not process.HasField("answers_timers")
 
 
 def _of_windows(window: graph_pb2.WindowSpec) -> tuple[str, str, list[pa.Field]]:

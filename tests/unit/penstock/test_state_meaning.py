@@ -249,6 +249,19 @@ def test_timers_that_are_answered_or_left_out_already_are_no_question(
     assert {one.fate for one in check.fates} == {Fate.MAPS}
 
 
+def test_timers_are_no_question_where_it_was_not_noted_who_answers_them() -> None:
+    """RocksDB lists them also for functions that never had any."""
+    manifest = with_timers(planned(with_function(Seen()), timed))
+    (stored,) = (
+        one for each in manifest.vertices for one in each.operators if one.uid == "stateful"
+    )
+    stored.declared.process.ClearField("answers_timers")
+    check = check_restore(
+        planned(with_function(Seen()), untimed), manifest, ignores_unclaimed=False
+    )
+    assert {one.fate for one in check.fates} == {Fate.MAPS}
+
+
 def test_timers_of_event_time_need_it() -> None:
     with_time, without = (planned(with_function(Answered()), rows) for rows in (timed, untimed))
     check = check_restore(without, with_timers(with_time), ignores_unclaimed=True)
