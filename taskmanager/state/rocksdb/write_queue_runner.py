@@ -227,8 +227,8 @@ class WriteQueue:
         for part in parts:
             for piece in part.entries():
                 files.add(piece)
-        files.flush()
         self._check_open()
+        files.flush()
 
     def _ingest(self, entries: SstEntries) -> None:
         self._check_open()
