@@ -135,9 +135,13 @@ def prepare_start(
         output=output,
     )
     check.raise_refusal(graph.name, point.uri)
-    if point.is_savepoint and output.commits:
+    if point.is_savepoint and output.commits and is_running(point.manifest.job_id):
         # Whoever has claimed it since.
-        _check_commits_alone(graph.name, point, is_running=is_running(point.manifest.job_id))
+        raise JobRejected(
+            f"job {graph.name!r} cannot commit the output that {point.uri} covers: job {point.manifest.job_id} still "
+            "runs on this cluster and may commit it, or take it back, itself; wait until it has completed its "
+            "next checkpoint, or cancel it first"
+        )
     mark_added(found, point.manifest)
     found.config[PATH_KEY] = point.uri
     found.config[IN_DOUBT_KEY] = output.said
@@ -183,15 +187,6 @@ def _log_losses(point: RestorePoint, dropped: tuple[StateFate, ...]) -> None:
         )
     if point.has_ended_time:
         _log.warning("restore.event_time_ended", path=point.uri)
-
-
-def _check_commits_alone(name: str, point: RestorePoint, *, is_running: bool) -> None:
-    if is_running:
-        raise JobRejected(
-            f"job {name!r} cannot commit the output that {point.uri} covers: job {point.manifest.job_id} still "
-            "runs on this cluster and may commit it, or take it back, itself; wait until it has completed its "
-            "next checkpoint, or cancel it first"
-        )
 
 
 def _check_claim(point: RestorePoint, config: Configuration) -> None:

@@ -60,10 +60,8 @@ _HOW = {
 def declaration(operator: graph_pb2.Operator) -> graph_pb2.Operator:
     """What a manifest keeps of an operator with state: no function, no schema but those that keys are in."""
     spec = operator.WhichOneof("spec")
-    if spec == "source":
-        return _source_declaration(operator.source)
-    if spec == "sink":
-        return _sink_declaration(operator.sink)
+    if spec in ("source", "sink"):
+        return _connector_declaration(operator, spec)
     if spec not in _KEYED:
         return graph_pb2.Operator()
     kept = graph_pb2.Operator(
@@ -80,24 +78,16 @@ def declaration(operator: graph_pb2.Operator) -> graph_pb2.Operator:
     return kept
 
 
-def _source_declaration(source: graph_pb2.SourceSpec) -> graph_pb2.Operator:
-    """Splits and positions are read by a source of the same kind only."""
+def _connector_declaration(operator: graph_pb2.Operator, spec: str) -> graph_pb2.Operator:
+    """Splits and positions are read, and what is prepared is committed, by a source or sink of the same kind only."""
     kept = graph_pb2.Operator()
-    if kind := source.WhichOneof("kind"):
-        getattr(kept.source, kind).SetInParent()
+    given, noted = getattr(operator, spec), getattr(kept, spec)
+    if kind := given.WhichOneof("kind"):
+        getattr(noted, kind).SetInParent()
     if kind == "files":
-        kept.source.files.format = source.files.format
-    return kept
-
-
-def _sink_declaration(sink: graph_pb2.SinkSpec) -> graph_pb2.Operator:
-    """What is prepared is committed by a sink of the same kind only."""
-    kept = graph_pb2.Operator()
-    if kind := sink.WhichOneof("kind"):
-        getattr(kept.sink, kind).SetInParent()
-    if kind == "files":
-        kept.sink.files.format = sink.files.format
-        kept.sink.files.directory = sink.files.directory
+        noted.files.format = given.files.format
+        if spec == "sink":
+            noted.files.directory = given.files.directory
     return kept
 
 

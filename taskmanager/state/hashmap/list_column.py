@@ -165,9 +165,8 @@ class ListColumn(ValueColumn):
     def copy_from(self, slot: int, start: int) -> Any:
         """What is exported of a list of which so many items are in the segments before."""
         items = self.values[slot]
-        return (
-            ABSENT if items is ABSENT else items[start:]
-        )  # a bundle that has not ended may have removed it
+        # A bundle that has not ended may have removed it.
+        return ABSENT if items is ABSENT else items[start:]
 
     @override
     def _restored(self, slots: Int64Array, rows: pa.RecordBatch) -> list[Any]:
