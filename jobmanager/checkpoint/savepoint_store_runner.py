@@ -28,6 +28,7 @@ from penstock.storage.savepoint import (
     is_of_savepoint,
     path_in_savepoint,
 )
+from penstock.storage.savepoint_places import check_is_outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class SavepointStoreRunner:
         self._job_id = job_id
         self._uri = uri
         self._own = own
+        self._open = open
         self._store = open(uri)
         self._log = structlog.get_logger(__name__).bind(job_id=job_id, path=uri)
 
@@ -74,7 +76,7 @@ class SavepointStoreRunner:
         """Looks whether a savepoint can be written here.
 
         Raises:
-            JobRejected: there is something else.
+            JobRejected: there is something else, or it lies in another savepoint or among a job's checkpoints.
             StoreTransient: it cannot be written, or looked at.
         """
         self._store.check_answers(FIRST_ANSWER_MS)
@@ -93,6 +95,7 @@ class SavepointStoreRunner:
                 f"{self._uri} is not empty: {others[0]} is in it; name a directory in which the savepoint "
                 "gets one of its own"
             )
+        check_is_outside(self._uri, self._open)
         self._store.check_writable()
         return SavepointBegun(is_elsewhere=not self._store.can_copy_from(self._own))
 

@@ -34,6 +34,7 @@ from penstock.pb import graph_pb2
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import open_store
+from penstock.storage.savepoint_places import check_is_outside
 from penstock.storage.store_names import substore
 
 _JOB_ID = re.compile(r"[0-9a-f]{32}")
@@ -168,8 +169,9 @@ def check_checkpoint_directory(job: JobDescription) -> None:
     if not job.checkpoint_directory:
         return
     try:
+        check_is_outside(job.checkpoint_directory)
         open_store(job.checkpoint_directory).check_writable()
-    except (StoreTransient, Unrecoverable) as error:
+    except (StoreTransient, Unrecoverable, JobRejected) as error:
         raise JobRejected(
             f"job {job.graph.name!r}: its checkpoints cannot be kept in "
             f"{job.checkpoint_directory}: {error}; set "

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import ConfigurationError, StoreNotFound
+from penstock.errors import ConfigurationError, JobRejected, StoreNotFound
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.state_tables.declared_tables import DeclaredList, declared_lists, declared_tables
 from penstock.state_tables.given_rows import given_batches, given_columns
@@ -48,6 +48,7 @@ from penstock.storage.savepoint import (
     STATE_DIRECTORY,
     TAKEN_BACK_PATH,
 )
+from penstock.storage.savepoint_places import check_is_outside
 from penstock.storage.snapshot_files import PackedSnapshotWriter, snapshot_file_name
 from penstock.storage.store_names import whole_name, without_slash
 
@@ -69,7 +70,7 @@ def write_savepoint(
     """Writes a canonical savepoint, which a job is started from, with either state backend and any parallelism.
 
     Args:
-        path: of a directory that is not there yet, or is empty; also ``s3://``.
+        path: of a directory that is not there yet, or is empty, and lies in no other savepoint; also ``s3://``.
         states: uid of an operator -> name of a state -> its rows: a ``pyarrow`` table, batches, a list of dicts, a data
             frame; with the columns that ``open_state`` gives. None in place of rows drops a state, and in place of an
             operator's states all of them.
@@ -137,6 +138,10 @@ def _check_is_new(store: ObjectStore, uri: str) -> None:
         raise StateError(
             f"{uri} is not empty ({', '.join(inside[:5])}): a savepoint is written into a directory of its own"
         )
+    try:
+        check_is_outside(uri)
+    except JobRejected as error:
+        raise StateError(f"write_savepoint: {error}") from error
     store.check_writable()
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from penstock.client.client import Client
+from penstock.errors import JobRejected
 from penstock.storage.fsck import check_store
 from penstock.storage.head import decode_head
 from penstock.storage.restore_point import open_restore_point
@@ -90,6 +91,8 @@ def test_the_ledger_with_its_checkpoints_on_s3(
             "penstock.storage.open_store._s3", lambda: settings_of(s3_server.endpoint)
         )
         assert open_restore_point(kept).is_savepoint
+        with pytest.raises(JobRejected, match="inside of the savepoint s3://"):
+            job.handle.savepoint(f"{kept}/state/", timeout=DEADLINE_S)
         assert check_store(kept).is_healthy
         job.finish()
         deadline = Deadline("the deletion of the checkpoints of a job that has ended", DEADLINE_S)

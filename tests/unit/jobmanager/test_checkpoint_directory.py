@@ -16,8 +16,10 @@ from jobmanager.dispatcher import submission_checks_runner
 from jobmanager.job.job_description import check_checkpoint_directory
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.errors import JobRejected
-from penstock.pb import client_pb2
+from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.local_store import LocalStore
+from penstock.storage.manifest import encode_manifest
+from penstock.storage.savepoint import MANIFEST_PATH
 from tests.unit.jobmanager.test_jobmanager_checkpoints import JOB, run, settings
 
 
@@ -36,6 +38,17 @@ def test_a_directory_is_made(tmp_path: Path) -> None:
     check_checkpoint_directory(job(tmp_path / "checkpoints" / "job"))
     assert (tmp_path / "checkpoints" / "job").is_dir()
     check_checkpoint_directory(job(""))
+
+
+@pytest.mark.parametrize("inside", ["job", "state/job"])
+def test_a_directory_inside_of_a_savepoint_is_refused(tmp_path: Path, inside: str) -> None:
+    kept = tmp_path / "kept"
+    LocalStore(kept).put(MANIFEST_PATH, [encode_manifest(checkpoint_pb2.CheckpointManifest())])
+    with pytest.raises(
+        JobRejected, match=rf"'totals'.*inside of the savepoint {kept}.*checkpointing"
+    ):
+        check_checkpoint_directory(job(kept / inside))
+    assert [one.name for one in kept.iterdir()] == [MANIFEST_PATH]
 
 
 class Hanging:

@@ -144,6 +144,21 @@ def test_what_is_there_already(
             runner.begin()
 
 
+def test_a_savepoint_gets_no_directory_inside_of_another(own: ObjectStore, tmp_path: Path) -> None:
+    first = SavepointStoreRunner(JOB, str(tmp_path / "s"), own)
+    first.begin()
+    first.complete(manifest_of("shared/1-v0-0-0-a"))
+    (tmp_path / "link").symlink_to(tmp_path / "s")
+    for spelt in ("s/t", "s/state//t", "link/t"):
+        inside = SavepointStoreRunner(JOB, f"{tmp_path}/{spelt}", own)
+        with pytest.raises(
+            JobRejected, match=rf"inside of the savepoint {tmp_path}/s: .* outside of it"
+        ):
+            inside.begin()
+    assert first.begin().checkpoint_id == 7
+    SavepointStoreRunner(JOB, str(tmp_path / "t"), own).begin()
+
+
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     runner = SavepointStoreRunner(JOB, str(tmp_path / "file" / "s"), MemoryStore(10))

@@ -24,6 +24,7 @@ from penstock.pb import graph_pb2
 from penstock.storage.local_store import LocalStore
 from penstock.storage.open_store import open_store
 from penstock.storage.s3.settings import S3Settings
+from penstock.storage.savepoint_places import check_is_outside
 
 PLACE = "s3://bucket/kept"
 SOON_MS = 200
@@ -111,5 +112,7 @@ def test_a_refusal_is_an_answer(reach: Callable[[S3Settings], None]) -> None:
             store.check_answers(SOON_MS)
         with pytest.raises(StoreNotFound):
             store.get("manifest")
+        assert asked == ["/bucket"], "once for a process"
+        check_is_outside(f"{PLACE}/one")  # prefixes above may be somebody else's
+        assert len(asked) > 1
         server.shutdown()
-    assert asked == ["/bucket"], "once for a process"

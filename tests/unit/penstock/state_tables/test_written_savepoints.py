@@ -283,6 +283,31 @@ def test_a_directory_that_holds_something_is_left_alone(base: Path, tmp_path: Pa
     assert content(base)
 
 
+@pytest.mark.parametrize(
+    "spelt", ["{base}/new", "{base}//state/deep/new/", "{base}/../base/new", "file://{link}/new"]
+)
+def test_no_savepoint_is_written_inside_of_another(spelt: str, base: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(base)
+    before = sorted(base.rglob("*"))
+    with pytest.raises(ps.StateError, match=rf"inside of the savepoint {base}: .* outside of it"):
+        ps.write_savepoint(spelt.format(base=base, link=tmp_path / "link"), {}, base=base)
+    assert sorted(base.rglob("*")) == before
+
+
+def test_no_savepoint_is_written_among_a_jobs_checkpoints(tmp_path: Path) -> None:
+    job = unpacked("hashmap-checkpoint", tmp_path / "job")
+    with pytest.raises(
+        ps.StateError, match=rf"inside of the directory of a job's checkpoints {job}"
+    ):
+        ps.write_savepoint(job / "kept" / "new", {}, base=job)
+    assert not (job / "kept").exists()
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "manifest").write_text("of something else")
+    (mine / "HEAD").write_text("ref: refs/heads/main")
+    assert content(ps.write_savepoint(mine / "new", {}, base=job))
+
+
 def test_a_job_that_could_not_start_from_it_is_told_so(base: Path, tmp_path: Path) -> None:
     env = ps.Environment(parallelism=1)
     rows = env.from_rows([{"k": 1, "n": 2}]).uid("numbers")
