@@ -6,7 +6,8 @@
   a directory removes those that nobody has written to for an hour. Should its writer live after all,
   its rename fails and it is told so: nothing half-written ever gets a name.
 - ``compare_and_swap`` holds a lock on a hidden file beside the object while it reads and renames. The
-  kernel gives the lock back when its holder dies.
+  kernel gives the lock back when its holder dies. Who makes an object removes the file, so that none stays beside
+  what is never replaced, as the manifest of a savepoint; whoever has waited for that lock finds the object there.
 - Where the last step fails, synchronising the directory, the caller is told that the write failed,
   and finds the new object or what was there before: whole in either case.
 - Nothing leaves the root: see ``object_paths``.
@@ -185,17 +186,26 @@ class LocalStore(ObjectStore):
                 self._check_place()
                 return False
             self._prepare(target.parent)
-            with LockedFile(_lock_file(target), self._lock_wait_max_s, self._file_mode):
+            lock_file = _lock_file(target)
+            with LockedFile(lock_file, self._lock_wait_max_s, self._file_mode):
                 try:
-                    current: bytes | None = target.read_bytes()
-                except FileNotFoundError:
-                    current = None
-                if current != expected:
-                    return False
-                self._write(target, (new,))
-                return True
+                    return self._swap(target, expected, new)
+                finally:
+                    if expected is None:
+                        lock_file.unlink(missing_ok=True)
         except OSError as error:
             self._fail("replaced", target, error)
+
+    def _swap(self, target: Path, expected: bytes | None, new: bytes) -> bool:
+        """To be called while its lock is held."""
+        try:
+            current: bytes | None = target.read_bytes()
+        except FileNotFoundError:
+            current = None
+        if current != expected:
+            return False
+        self._write(target, (new,))
+        return True
 
     @override
     def can_copy_from(self, source: ObjectStore) -> bool:

@@ -12,8 +12,10 @@ import os
 import resource
 import signal
 import stat
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +127,10 @@ def test_empty_directories_go_and_the_root_stays(tmp_path: Path) -> None:
     store.delete("chk-1/c")
     assert root.is_dir()
     assert list(root.iterdir()) == []
-    store.compare_and_swap("x/HEAD", None, b"1")
+    assert store.compare_and_swap("x/HEAD", None, b"1")
+    assert not store.compare_and_swap("x/HEAD", None, b"2")
+    assert hidden(root) == [], "what is made once leaves no lock"
+    assert store.compare_and_swap("x/HEAD", b"1", b"2")
     assert hidden(root) == ["x/.HEAD.lock"]
     store.delete("x/HEAD")
     assert list(root.iterdir()) == []
@@ -144,7 +149,7 @@ def test_a_directory_removed_behind_its_back_is_made_again(tmp_path: Path) -> No
 def test_a_swap_waits_for_the_lock_but_not_for_ever(tmp_path: Path) -> None:
     store = LocalStore(tmp_path, lock_wait_max_s=0.02)
     assert store.compare_and_swap("HEAD", None, b"1")
-    with (tmp_path / ".HEAD.lock").open("rb") as file:
+    with (tmp_path / ".HEAD.lock").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(StoreTransient, match="has been locked by another process"):
             store.compare_and_swap("HEAD", b"1", b"2")
@@ -159,6 +164,23 @@ def test_a_lock_on_a_removed_file_is_no_lock(tmp_path: Path) -> None:
             assert path.exists()
             with pytest.raises(TimeoutError), LockedFile(path, wait_max_s=0):
                 raise AssertionError("locked twice")
+
+
+def test_of_many_that_make_an_object_one_does(tmp_path: Path) -> None:
+    stores = [LocalStore(tmp_path) for _ in range(4)]
+    begin = threading.Barrier(len(stores), timeout=90)
+
+    def make(index: int, path: str) -> bool:
+        begin.wait()
+        return stores[index].compare_and_swap(path, None, b"%d" % index)
+
+    with ThreadPoolExecutor(len(stores)) as threads:
+        for number in range(10):
+            path = f"{number}/manifest"
+            made = [*threads.map(make, range(len(stores)), [path] * len(stores))]
+            assert made.count(True) == 1
+            assert stores[0].get(path) == b"%d" % made.index(True)
+    assert hidden(tmp_path) == []
 
 
 def test_a_file_system_that_is_full(tmp_path: Path) -> None:
@@ -260,6 +282,7 @@ def test_what_it_makes_is_for_its_user_alone_unless_it_is_said_to_be_for_others(
         store = LocalStore(tmp_path / "above" / "root", is_private=is_private)
         store.put("chk-1/deeper/file", [b"state"])
         assert store.compare_and_swap("HEAD", None, b"1")
+        assert store.compare_and_swap("HEAD", b"1", b"2")  # its lock stays
         other = LocalStore(tmp_path / "other", is_private=is_private)
         other.copy_from(store, {"chk-1/deeper/file": "copied/file"})
         LocalStore(tmp_path / "only" / "looked", is_private=is_private).check_writable()
