@@ -18,6 +18,7 @@ from penstock.errors import JobRejected
 from penstock.graph.output_in_doubt import COMMITTABLES, OutputDecision
 from penstock.graph.rows_left_behind import exchange_problems, persisted_problems
 from penstock.graph.state_meaning import (
+    TIMERS,
     change_of_output,
     changed_aggregates,
     changed_built_in,
@@ -361,8 +362,7 @@ def _states(
     lists: dict[str, None] = {}
     splits = has_done
     for snapshot in snapshots:
-        if snapshot.keyed.segments or snapshot.keyed.files:
-            tables.update(dict.fromkeys(table.name for table in snapshot.keyed.tables))
+        tables.update(dict.fromkeys(_held_tables(snapshot.keyed)))
         lists.update((one.name, None) for one in snapshot.lists if _has_items(one))
         splits = splits or bool(snapshot.splits)
     if stored.kind == "sink" and lists.keys() <= _OF_COLLECT:
@@ -372,6 +372,17 @@ def _states(
     if lists.keys() <= _OF_PRE_AGGREGATION and BUNDLE_LIST not in lists:
         lists.clear()
     return [*tables, *lists, *(["splits"] if splits else [])]
+
+
+def _held_tables(keyed: checkpoint_pb2.KeyedStateSnapshot) -> Iterator[str]:
+    """Names of its states; not of timers where it is known that there are none."""
+    if not keyed.segments and not keyed.files:
+        return
+    held = {segment.table for segment in keyed.segments if not segment.is_empty}
+    empty = {segment.table for segment in keyed.segments} - held
+    for index, table in enumerate(keyed.tables):
+        if index not in empty or table.name not in TIMERS:
+            yield table.name
 
 
 def _has_items(held: checkpoint_pb2.OperatorStateSnapshot) -> bool:

@@ -176,7 +176,7 @@ def changed_built_in(stored: graph_pb2.Operator, now: graph_pb2.Operator, name: 
 def unanswered_timers(stored: graph_pb2.Operator, now: graph_pb2.Operator, name: str) -> str:
     """Why timers would pass without a call; "" = they do not, or the state is none of timers.
 
-    Not every backend says without reading whether there are any.
+    To be asked where there may be some: not every snapshot says without reading whether there are any.
 
     Example: a function that has lost its ``on_timer``.
         >>> old, new = (graph_pb2.Operator(process={"answers_timers": one}) for one in (True, False))

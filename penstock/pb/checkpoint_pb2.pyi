@@ -249,6 +249,7 @@ class StateSegment(_message.Message):
     FROM_VERSION_FIELD_NUMBER: _builtins.int
     TO_VERSION_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    IS_EMPTY_FIELD_NUMBER: _builtins.int
     table: _builtins.int
     """Index in KeyedStateSnapshot.tables."""
     namespace: _builtins.int
@@ -259,6 +260,8 @@ class StateSegment(_message.Message):
     from_version: _builtins.int
     """The changes it holds: those after from_version up to to_version. Later segments win."""
     to_version: _builtins.int
+    is_empty: _builtins.bool
+    """It is known that there is nothing in it; false also where nobody has counted, as in a database."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatePart]:
         """What it consists of, one behind the other; none where it was written before format 3 of runs."""
@@ -275,10 +278,11 @@ class StateSegment(_message.Message):
         from_version: _builtins.int = ...,
         to_version: _builtins.int = ...,
         parts: _abc.Iterable[Global___StatePart] | None = ...,
+        is_empty: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "from_version", b"from_version", "namespace", b"namespace", "offset", b"offset", "parts", b"parts", "row_count", b"row_count", "size_bytes", b"size_bytes", "table", b"table", "to_version", b"to_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "from_version", b"from_version", "is_empty", b"is_empty", "namespace", b"namespace", "offset", b"offset", "parts", b"parts", "row_count", b"row_count", "size_bytes", b"size_bytes", "table", b"table", "to_version", b"to_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

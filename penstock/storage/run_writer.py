@@ -86,6 +86,7 @@ class SegmentWriter:
             offset=offset,
             size_bytes=self.size_bytes,
             row_count=self.row_count,
+            is_empty=not self.row_count,
             to_version=1,
             parts=self.parts,
         )

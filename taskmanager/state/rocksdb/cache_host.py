@@ -63,8 +63,8 @@ class StoredTable(Protocol):
     """A table of the database behind its cache, as the backend sees it."""
 
     @property
-    def known_row_count(self) -> int:
-        """Number of rows where it is known without reading, else 0."""
+    def known_row_count(self) -> int | None:
+        """Number of rows where it is known without reading."""
 
     def memory_bytes(self) -> int:
         """Approximate size of what is in memory."""

@@ -69,8 +69,8 @@ class StoredGroupTable(GroupTable, KeyedSpill):
 
     @property
     @override
-    def known_row_count(self) -> int:
-        return len(self._records) if self._is_complete else 0
+    def known_row_count(self) -> int | None:
+        return len(self._records) if self._is_complete else None
 
     @override
     def update(self, keys: KeyBatch, inputs: TableInputs) -> None:

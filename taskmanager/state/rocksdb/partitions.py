@@ -150,7 +150,7 @@ class PartitionCatalog:
         segments: list[checkpoint_pb2.StateSegment] = []
         for name, state in self.states.items():
             for namespace, partition in state.partitions.items():
-                count = partition.row_count
+                count: int | None = partition.row_count or None
                 if partition.table is not None:
                     count = partition.table.known_row_count
                 segments.append(
@@ -158,7 +158,8 @@ class PartitionCatalog:
                         table=len(tables),
                         namespace=namespace,
                         offset=partition.number,
-                        row_count=count,
+                        row_count=count or 0,
+                        is_empty=count == 0,
                     )
                 )
             tables.append(

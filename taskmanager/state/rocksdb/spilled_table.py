@@ -198,9 +198,9 @@ class KeyedSpill(SpilledTable):
         return len(self._plain_types) + self.with_numbers
 
     @property
-    def known_row_count(self) -> int:
-        """Number of rows where it is known without reading, else 0."""
-        return len(self) if self._is_complete else 0
+    def known_row_count(self) -> int | None:
+        """Number of rows where it is known without reading."""
+        return len(self) if self._is_complete else None
 
     def evict(self, *, everything: bool) -> None:
         """Forgets what is in memory as soon as nobody holds numbers of it."""

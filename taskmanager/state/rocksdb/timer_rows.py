@@ -73,9 +73,9 @@ class StoredTimerTable(HashMapTimerTable, SpilledTable):
         return count + sum(len(self._unread(timers, written_version)) for timers in parts)
 
     @property
-    def known_row_count(self) -> int:
-        """Number of timers where it is known without reading, else 0."""
-        return len(self._timers) if self._bound is None else 0
+    def known_row_count(self) -> int | None:
+        """Number of timers where it is known without reading."""
+        return len(self._timers) if self._bound is None else None
 
     @override
     def register(self, keys: KeyBatch, times: Int64Array) -> None:

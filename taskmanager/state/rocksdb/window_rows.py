@@ -71,9 +71,9 @@ class StoredRowTable(RowTable, SpilledTable):
         return self._row_count + self._stored_count
 
     @property
-    def known_row_count(self) -> int:
-        """Number of rows where it is known without reading, else 0."""
-        return 0 if self._stored_count is None else self._row_count + self._stored_count
+    def known_row_count(self) -> int | None:
+        """Number of rows where it is known without reading."""
+        return None if self._stored_count is None else self._row_count + self._stored_count
 
     @property
     @override

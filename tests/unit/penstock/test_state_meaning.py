@@ -220,11 +220,28 @@ def with_timers(graph: graph_pb2.JobGraph) -> checkpoint_pb2.CheckpointManifest:
     """A checkpoint in which its function has asked for timers of both kinds."""
     manifest = left_by(graph)
     keyed = manifest.subtasks[0].operators[0].keyed
-    del keyed.tables[:]
+    del keyed.tables[:], keyed.segments[:]
     for table, name in enumerate((EVENT_TIMERS, PROCESSING_TIMERS)):
         keyed.tables.add(name=name, kind="timers")
         keyed.segments.add(table=table, row_count=1)
     return manifest
+
+
+def test_timers_of_which_there_are_none_are_no_question() -> None:
+    manifest, graph = (
+        with_timers(planned(with_function(Answered()))),
+        planned(with_function(Seen())),
+    )
+    event, processing = manifest.subtasks[0].operators[0].keyed.segments
+    event.is_empty, event.row_count = True, 0
+    (refusal,) = check_restore(graph, manifest, ignores_unclaimed=False).refusals
+    assert "state 'timers.processing' of operator" in refusal
+    processing.is_empty, processing.row_count = True, 0
+    check = check_restore(graph, manifest, ignores_unclaimed=False)
+    assert not check.refusals
+    assert not check.dropped
+    event.is_empty = False  # another subtask's, or a program's before there was such a mark
+    assert check_restore(graph, manifest, ignores_unclaimed=False).refusals
 
 
 @pytest.mark.parametrize("after", [Seen(), Batches()])

@@ -111,6 +111,31 @@ def test_a_short_head_fires_what_a_set_would(
     assert not expected
 
 
+@pytest.mark.parametrize("in_runs", [False, True])
+def test_a_snapshot_says_that_there_are_no_timers(one: OneBackend, *, in_runs: bool) -> None:
+    def snapshot() -> Any:
+        written = one.write(backend.snapshot(len(marks) + 1, in_runs=in_runs))
+        marks.append(written.segments[0].is_empty)
+        return written
+
+    marks: list[bool] = []
+    backend = one.open()
+    table = backend.timer_table("timers", TYPES)
+    snapshot()
+    table.register(batch([1, 2]), np.array([5, 6]))
+    snapshot()
+    backend._shrink(everything=True)
+    snapshot()
+    assert table.take_due(10, 10) is not None
+    assert table.next_time() is None
+    restored = snapshot()
+    assert marks == [True, False, False, True]
+    backend = one.open(restored)
+    assert backend.timer_table("timers", TYPES).next_time() is None
+    snapshot()
+    assert marks[-1]
+
+
 def _take(table: Any, expected: set[tuple[int, int]], up_to: int, limit: int) -> None:
     due = sorted(time for _, time in expected if time <= up_to)[:limit]
     taken: list[tuple[int, int]] = []
