@@ -16,6 +16,7 @@ from penstock.connectors.listing import list_files, partition_values
 from penstock.connectors.text_options import TextOptions, read_head
 from penstock.connectors.text_parsing import json_columns, json_parse_schema, parse_csv, parse_json
 from penstock.pb import graph_pb2
+from penstock.rows.conforming import conformed_column
 from penstock.rows.schema import schema_from_bytes
 
 
@@ -190,5 +191,5 @@ def _conform(
             column = table[field.name]
         else:
             column = pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-        columns.append(column.cast(field.type).combine_chunks())
-    return one_batch(pa.Table.from_arrays(columns, schema=schema))
+        columns.append(conformed_column(column.combine_chunks(), field))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -18,7 +18,6 @@ import pyarrow.types as pt
 
 from penstock.errors import BadRecord, ExpressionError
 from penstock.expressions import calls
-from penstock.expressions.casting import cast_kernel
 from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
 from penstock.expressions.conditionals import Conditional, ReadColumns, needed_parts
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
@@ -33,6 +32,7 @@ from penstock.expressions.operators import (
     operator_kernel,
 )
 from penstock.naming import nearest_hint
+from penstock.rows.casting import cast_kernel
 from penstock.rows.column_values import row_text
 from penstock.rows.schema import user_batch, user_schema
 

@@ -343,24 +343,3 @@ def _raise_first_mismatch(values: Sequence[object], field: pa.Field, cause: Exce
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise _mismatch(value, field, index) from cause
     raise ValueMismatch(f"column {field.name!r} of type {field.type}: {cause}", -1) from cause
-
-
-def lists_of_one_size(lists: Any, kind: pa.FixedSizeListType) -> Any:
-    """Lists as lists of a fixed size, of the same items; Arrow's cast reads beyond the items where a list is null.
-
-    Args:
-        lists: an array or scalar of lists.
-
-    Raises:
-        pa.ArrowInvalid: one has another size.
-
-    Example: also nulls have their place.
-        >>> lists_of_one_size(pa.array([None, [1, 2]]), pa.list_(pa.int64(), 2)).to_pylist()
-        [None, [1, 2]]
-    """
-    sizes = pc.list_value_length(lists)
-    if pc.all(pc.equal(sizes, kind.list_size), min_count=0).as_py() is False:
-        raise pa.ArrowInvalid(f"a list has another size than {kind}")
-    if kind.list_size == 0:
-        return lists.cast(pa.list_(lists.type.value_field, 0))
-    return pc.list_slice(lists, 0, kind.list_size, return_fixed_size_list=True)

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from penstock.errors import JobRejected, TaskFailure
-from penstock.rows.column_values import lists_of_one_size
+from penstock.rows.column_values import ValueMismatch
+from penstock.rows.conforming import conformed_column
 
 DECIMAL_DIGITS_MAX = 38
 
@@ -296,58 +296,8 @@ def converted(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
     for field in schema:
         column = table.column(field.name)
         try:
-            columns.append(_converted(column, field.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise TaskFailure(
-                f"{where}: column {field.name!r} ({column.type}) has values that are none of {field.type}: {error}"
-            ) from error
-        if not field.nullable and column.null_count:
-            raise TaskFailure(
-                f"{where}: column {field.name!r} has nulls and is declared to have none"
-            )
+            chunks = [conformed_column(chunk, field) for chunk in column.chunks]
+        except ValueMismatch as error:
+            raise TaskFailure(f"{where}: {error}") from error
+        columns.append(pa.chunked_array(chunks, field.type).unify_dictionaries())
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _converted(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    if column.type == kind:
-        return column
-    stored, wanted = _stored(column.type), _stored(kind)
-    if stored != column.type or wanted != kind:
-        plain = _converted(_viewed(column, stored), wanted)
-        return _viewed(plain, kind)
-    if pt.is_dictionary(kind) and not pt.is_dictionary(column.type):
-        encoded = pc.dictionary_encode(_converted(column, kind.value_type))
-        return encoded.cast(kind)
-    if pt.is_dictionary(column.type):
-        return _converted(column.cast(column.type.value_type), kind)
-    if pt.is_fixed_size_list(kind) and pt.is_list(column.type):
-        return lists_of_one_size(column, kind).cast(kind)
-    return column.cast(kind)
-
-
-def _viewed(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """The same values, as they are stored, as another type."""
-    if column.type == kind:
-        return column
-    return pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
-
-
-def _stored(kind: pa.DataType) -> pa.DataType:
-    """A type with those that its extensions are stored as, at any depth."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _stored(kind.storage_type)
-    if pt.is_struct(kind):
-        return pa.struct([_stored_field(field) for field in kind])
-    if pt.is_map(kind):
-        return pa.map_(_stored_field(kind.key_field), _stored_field(kind.item_field))
-    if pt.is_list(kind):
-        return pa.list_(_stored_field(kind.value_field))
-    if pt.is_large_list(kind):
-        return pa.large_list(_stored_field(kind.value_field))
-    if pt.is_fixed_size_list(kind):
-        return pa.list_(_stored_field(kind.value_field), kind.list_size)
-    return kind
-
-
-def _stored_field(field: pa.Field) -> pa.Field:
-    return field.with_type(_stored(field.type))

@@ -27,7 +27,8 @@ from penstock.graph.logical import (
     Union,
 )
 from penstock.pb import graph_pb2
-from penstock.rows.column_values import encode
+from penstock.rows.column_values import ValueMismatch, encode
+from penstock.rows.conforming import conformed
 from penstock.rows.rows import RowBuilder, rows_of
 
 SAMPLE_ROWS = 100
@@ -80,10 +81,13 @@ def _sample(source: NodeInput, rows: int) -> Sample | None:
     """What the first ``rows`` rows of the source come to."""
     if source.tag:
         return None
-    operation = source.node.operation
+    operation, schema = source.node.operation, source.node.schema
     if isinstance(operation, ReadSource):
         batch = None if operation.sample is None else operation.sample(rows)
-        return None if batch is None else Sample(batch, batch.num_rows)
+        try:
+            return None if batch is None else Sample(conformed(batch, schema), batch.num_rows)
+        except ValueMismatch:
+            return None  # for when the job runs
     if isinstance(operation, Union):
         return _first_of(source.node.inputs, rows, source.node.schema.names)
     if not isinstance(operation, (Project, Filter, RowFunction, BatchFunction, AssignEventTime)):
@@ -91,7 +95,6 @@ def _sample(source: NodeInput, rows: int) -> Sample | None:
     given = _sample(source.node.inputs[0], rows)
     if given is None:
         return None
-    schema = source.node.schema
     if not given.rows.num_rows:
         return Sample(pa.RecordBatch.from_pylist([], schema=schema), given.read)
     result = _apply(operation, given.rows, schema)

@@ -17,7 +17,6 @@ from penstock.graph.column_checks import check_schema
 from penstock.graph.logical import NodeInput, ReadSource
 from penstock.graph.persisted import check_name
 from penstock.pb import client_pb2, graph_pb2
-from penstock.rows.column_types import without_runs
 from penstock.rows.schema import schema_from_bytes
 from penstock.streams.function_schemas import declared_schema
 from penstock.streams.job_builder import JobBuilder
@@ -177,7 +176,7 @@ class Sources(ABC):
             spec,
             artifacts=(artifact,),
             is_single=is_single,
-            sample=lambda rows: _first_batch(first.slice(0, rows), schema),
+            sample=lambda rows: _first_batch(first.slice(0, rows)),
         )
         return self._read(operation, call, schema)
 
@@ -321,8 +320,6 @@ class Sources(ABC):
         return Stream(self._builder, NodeInput(node))
 
 
-def _first_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch | None:
-    columns = [without_runs(column) for column in table.columns]
-    plain = pa.table(columns, names=table.column_names)
-    batches = plain.cast(schema).combine_chunks().to_batches()
+def _first_batch(table: pa.Table) -> pa.RecordBatch | None:
+    batches = table.combine_chunks().to_batches()
     return batches[0] if batches else None

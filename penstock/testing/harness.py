@@ -13,6 +13,8 @@ from penstock.config import Configuration
 from penstock.connectors.memory import rows_to_table
 from penstock.errors import JobRejected
 from penstock.loops.declaration import uncompiled
+from penstock.rows.column_values import ValueMismatch
+from penstock.rows.conforming import conformed
 from penstock.rows.schema import EVENT_TIME, user_batch
 from penstock.streams.windows import Window
 from penstock.testing.pipeline import (
@@ -186,14 +188,14 @@ class Harness:
         """
         schema = self._schema(input)
         if isinstance(rows, (pa.RecordBatch, pa.Table)):
-            table = pa.table(rows) if isinstance(rows, pa.RecordBatch) else rows
             try:
-                table = table.select(schema.names).cast(schema)
-            except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                batches = [conformed(batch, schema) for batch in pa.table(rows).to_batches()]
+            except ValueMismatch as error:
                 raise JobRejected(
-                    f"push_many: the batch has ({_columns(table.schema)}), the stream ({_columns(schema)}): "
+                    f"push_many: the batch has ({_columns(rows.schema)}), the stream ({_columns(schema)}): "
                     f"{error}"
                 ) from error
+            table = pa.Table.from_batches(batches, schema)
         else:
             table = rows_to_table(list(rows), schema)
         times = event_times

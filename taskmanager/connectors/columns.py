@@ -1,8 +1,9 @@
 """From the columns of a file to the columns of a source's rows.
 
 The declared schema says what the source promises; each file is checked against it when it is opened: a
-missing column is an error, others are ignored, a type that can be cast is cast batch by batch. Columns
-that a ``key=value`` directory gives win over the file's own.
+missing column is an error, others are ignored, and so is a type that cannot be cast; what is cast is cast batch by
+batch, by whoever takes the rows (``penstock.rows.conforming``). Columns that a ``key=value`` directory gives win over
+the file's own.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from penstock.connectors.listing import partition_values
-from penstock.connectors.messages import name_list, nearest_name, shorten
+from penstock.connectors.messages import name_list, nearest_name
 from penstock.connectors.text_options import DEFAULTS, TextOptions
 from penstock.errors import TaskFailure
-from penstock.rows.column_types import without_runs
+from penstock.rows.conforming import is_castable
 
 
 class ColumnPlan:
     """How the rows of one file get the source's columns.
 
     Attributes:
+        path: of the file.
         output: schema of the source's rows.
         file_schema: the declared columns that are read from the file, in order of ``output``.
         declared_names: all columns that were declared of the file, in order.
@@ -39,7 +41,7 @@ class ColumnPlan:
     ) -> None:
         self.output = output
         self.options = options
-        self._path = path
+        self.path = path
         texts = partition_values(base, path)
         self._constants = {
             field.name: self._constant(field, texts[field.name])
@@ -54,7 +56,7 @@ class ColumnPlan:
             return pa.scalar(text, pa.string()).cast(field.type)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise TaskFailure(
-                f'{self._path}: the directory says {field.name}="{text}", which is not {field.type}; give a schema= that fits all directories'
+                f'{self.path}: the directory says {field.name}="{text}", which is not {field.type}; give a schema= that fits all directories'
             ) from error
 
     def check_present(self, file_schema: pa.Schema) -> None:
@@ -79,43 +81,30 @@ class ColumnPlan:
         for name in self.file_schema.names:
             if name not in names and name not in self.options.optional:
                 raise TaskFailure(
-                    f'{self._path}: has no column "{name}"{nearest_name(name, names)}; its columns: '
+                    f'{self.path}: has no column "{name}"{nearest_name(name, names)}; its columns: '
                     f"{name_list(names)}; {hint or 'every file of a source must have all its columns'}"
                 )
 
     def _check_castable(self, field: pa.Field, actual: pa.DataType) -> None:
-        if actual == field.type:
-            return
-        try:
-            without_runs(pa.nulls(0, actual)).cast(field.type)
-        except pa.ArrowNotImplementedError as error:
+        if not is_castable(actual, field.type):
             raise TaskFailure(
-                f'{self._path}: column "{field.name}" is {actual}, the source declares {field.type}; '
+                f'{self.path}: column "{field.name}" is {actual}, the source declares {field.type}; '
                 "give a schema= that fits all files"
-            ) from error
+            )
 
     def assemble(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of the file, with at least the columns of ``file_schema``, as rows of the source.
-
-        Raises:
-            TaskFailure: a value cannot be cast to the declared type.
-        """
+        """Rows of the file, with at least the columns of ``file_schema``, with the columns of the source."""
         if batch.schema.equals(self.output):
             return batch
-        arrays = [self._array(batch, field) for field in self.output]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.output)
+        arrays = [self._array(batch, field.name) for field in self.output]
+        fields = [
+            pa.field(field.name, array.type, field.nullable)
+            for field, array in zip(self.output, arrays, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
-    def _array(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
-        constant = self._constants.get(field.name)
+    def _array(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        constant = self._constants.get(name)
         if constant is not None:
             return pa.repeat(constant, batch.num_rows)
-        array = batch.column(batch.schema.get_field_index(field.name))
-        if array.type == field.type:
-            return array
-        try:
-            return without_runs(array).cast(field.type)
-        except pa.ArrowInvalid as error:
-            raise TaskFailure(
-                f'{self._path}: column "{field.name}" is {array.type} and does not fit the declared '
-                f"{field.type}: {shorten(str(error))}"
-            ) from error
+        return batch.column(batch.schema.get_field_index(name))

@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import TaskFailure
-from penstock.expressions.casting import cast_kernel
 from penstock.naming import nearest_hint
+from penstock.rows.column_values import ValueMismatch
+from penstock.rows.conforming import conformed_column
 
 
 def result_columns(
@@ -39,21 +40,11 @@ def result_columns(
             f"returned the columns {', '.join(names) or 'none'}, expected "
             f"{', '.join(schema.names)}{hint}; say what it returns with schema=..."
         )
-    return [_cast(_one_array(result.column(f.name)), f, wrong) for f in schema]
-
-
-def _cast(column: pa.Array, field: pa.Field, wrong: Callable[[str], TaskFailure]) -> pa.Array:
-    if column.type != field.type:
-        try:
-            column = cast_kernel(column.type, field.type, safe=True)(column)
-        except pa.ArrowException as e:
-            raise wrong(
-                f"returned column {field.name!r} as {column.type}, which does not go into the "
-                f"declared {field.type} without loss: {e}"
-            ) from e
-    if column.null_count and not field.nullable:
-        raise wrong(f"returned nulls in column {field.name!r}, which may not be null")
-    return column
+    try:
+        return [conformed_column(_one_array(result.column(f.name)), f) for f in schema]
+    except ValueMismatch as e:
+        place = f" (row {e.index} of what it returned)" if e.index >= 0 else ""
+        raise wrong(f"returned {e}{place}") from e
 
 
 def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:

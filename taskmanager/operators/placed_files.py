@@ -18,6 +18,8 @@ from penstock.connectors.listing import EntryRefusedError, is_glob, list_files
 from penstock.connectors.messages import os_reason, shorten
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
+from penstock.rows.column_values import ValueMismatch
+from penstock.rows.conforming import conformed
 from penstock.rows.schema import schema_from_bytes
 from penstock.rows.spark_types import is_read_alike
 from taskmanager.connectors.columns import ColumnPlan
@@ -87,8 +89,14 @@ def _listed(spec: graph_pb2.FileSource) -> Sequence[str]:
 
 def _batches(file: pq.ParquetFile, plan: ColumnPlan) -> Iterator[pa.RecordBatch]:
     names = plan.file_schema.names
+    rows = 0
     for batch in file.iter_batches(_DECODE_ROWS, columns=names):
-        yield plan.assemble(batch)
+        try:
+            yield conformed(plan.assemble(batch), plan.output)
+        except ValueMismatch as error:
+            row = f", row {rows + error.index + 1}" if error.index >= 0 else ""
+            raise TaskFailure(f"{plan.path}{row}: the source returned {error}") from error
+        rows += batch.num_rows
 
 
 def reads_alike(file: pq.ParquetFile, output: pa.Schema) -> bool:

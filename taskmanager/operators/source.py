@@ -25,7 +25,8 @@ from penstock.connectors.source import END, PART_OF, Reader, Source, SourceConte
 from penstock.errors import BadRecord, TaskFailure
 from penstock.functions.functions import check_has_run
 from penstock.pb import checkpoint_pb2, graph_pb2
-from penstock.rows.column_values import cut_text
+from penstock.rows.column_values import ValueMismatch, cut_text, row_text
+from penstock.rows.conforming import conformed
 from penstock.rows.schema import schema_from_bytes
 from taskmanager.connectors.factory import build_source
 from taskmanager.operators.done_names import DoneNames
@@ -268,29 +269,16 @@ class SourceOperator:
         return True
 
     def _conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        if batch.schema.equals(self._schema):
-            self._refuse_nulls(batch)
-            return batch
         try:
-            return batch.select(self._schema.names).cast(self._schema)
-        except (KeyError, pa.ArrowInvalid) as error:
+            return conformed(batch, self._schema)
+        except ValueMismatch as error:
+            index = error.index if error.index >= 0 else None
             raise BadRecord(
-                f"the source returned {_describe(batch.schema)}, its schema is"
-                f" {_describe(self._schema)}: {error}",
+                f"the source returned {error}",
                 operator=self._spec.name,
-                position=self.position_of(batch.num_rows, None),
+                row="" if index is None else row_text(batch, index),
+                position=self.position_of(batch.num_rows, index),
             ) from error
-
-    def _refuse_nulls(self, batch: pa.RecordBatch) -> None:
-        """Refuses nulls where the schema has none: what counts and averages relies on it."""
-        for field, column in zip(self._schema, batch.columns, strict=True):
-            if not field.nullable and column.null_count:
-                index = column.is_null().index(True).as_py()
-                raise BadRecord(
-                    f"the source returned a null in column {field.name!r}, which its schema declares as never null",
-                    operator=self._spec.name,
-                    position=self.position_of(batch.num_rows, index),
-                )
 
     def position_of(self, rows: int, index: int | None) -> str:
         """Where rows of the batch handed out last stand, as a person finds them.
@@ -398,7 +386,3 @@ def _snapshot(split: Split, position: bytes | None) -> checkpoint_pb2.SplitSnaps
         min_event_time_ms=split.min_event_time_ms,
         position=position,
     )
-
-
-def _describe(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -12,6 +12,8 @@ from common.split_cuts import in_one_cut
 from penstock.connectors.source import END, Source, SourceContext, Split
 from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
+from penstock.rows.column_values import ValueMismatch
+from penstock.rows.conforming import conformed
 from penstock.rows.schema import schema_to_bytes
 from taskmanager.connectors.factory import build_source
 
@@ -88,9 +90,8 @@ class SourceHarness:
                     continue
                 assert isinstance(batch, pa.RecordBatch)
                 assert 0 < batch.num_rows <= max_rows
-                assert batch.schema.equals(source.schema)
-                batch.validate(full=True)
-                batches.append(batch)
+                batches.append(_conformed(batch, source.schema, split))
+                batches[-1].validate(full=True)
             return batches, reader.position()
         finally:
             reader.close()
@@ -106,3 +107,10 @@ class SourceHarness:
 
     def rows(self, opened: tuple[graph_pb2.SourceSpec, pa.Schema], max_rows: int = 8192) -> Any:
         return self.read_all(*opened, max_rows=max_rows).to_pylist()
+
+
+def _conformed(batch: pa.RecordBatch, schema: pa.Schema, split: Split) -> pa.RecordBatch:
+    try:
+        return conformed(batch, schema)
+    except ValueMismatch as error:
+        raise BadRecord(f"{split.id}: {error}") from error

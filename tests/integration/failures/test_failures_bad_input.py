@@ -133,8 +133,30 @@ def test_a_file_with_another_type_than_the_schema(
     env = environment()
     env.read_parquet(tmp_path / "text.parquet", schema=NUMBERS).discard()
     error = failure_of(env)
-    assert 'column "a" is string and does not fit the declared int64' in str(error)
-    assert "text.parquet" in str(error)
+    assert "column 'a' as string, which does not go into the declared int64" in str(error)
+    assert "text.parquet, row 2" in str(error)
+
+
+def lists_of_doubles(start: int, count: int) -> pa.RecordBatch:
+    return pa.record_batch({"a": [[1e300 if n == 2 else 0.5] for n in range(start, start + count)]})
+
+
+@pytest.mark.parametrize("made", ["generate", "parquet"])
+def test_a_value_that_would_become_another_one(
+    environment: MakeEnvironment, tmp_path: Path, made: str
+) -> None:
+    """Arrow's own cast makes infinity of it, without a word."""
+    env, schema = environment(), pa.schema([("a", pa.list_(pa.float32()))])
+    if made == "generate":
+        env.generate(lists_of_doubles, rows=3, schema=schema).discard()
+    else:
+        path = tmp_path / "wide.parquet"
+        pq.write_table(pa.table(lists_of_doubles(0, 3)), path)
+        env.read_parquet(path, schema=schema).discard()
+    error = str(failure_of(env))
+    assert "column 'a' as list<" in error
+    assert "1e+300 would change" in error
+    assert "row 3" in error
 
 
 @pytest.mark.parametrize("case", MALFORMED)

@@ -337,7 +337,13 @@ def test_types_that_do_not_cast(harness: Any, tmp_path: Path) -> None:
         harness, file_source("parquet", tmp_path, schema=schema), 'column "a" is list', "f.parquet"
     )
     schema = pa.schema([("b", pa.int32())])
-    fails(harness, file_source("parquet", tmp_path, schema=schema), 'column "b" is int64', "int32")
+    fails(
+        harness,
+        file_source("parquet", tmp_path, schema=schema),
+        str(tmp_path),
+        "column 'b' as int64",
+        "int32",
+    )
 
 
 def test_a_hive_value_of_another_type(harness: Any, tmp_path: Path) -> None:

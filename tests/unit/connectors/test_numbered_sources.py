@@ -102,11 +102,6 @@ def test_a_generator_resumes(
         (ZeroDivisionError("no"), "job.rows(0, 5) raised ZeroDivisionError: no"),
         (3, "job.rows(0, 5) returned int, not a pyarrow.RecordBatch"),
         (pa.record_batch({"n": [1]}), "returned 1 rows"),
-        (pa.record_batch({"nn": range(5)}), 'returned no column "n" (did you mean "nn"?)'),
-        (
-            pa.record_batch({"n": ["x"] * 5, "t": ["y"] * 5}),
-            'column "n" as string, which does not fit',
-        ),
     ],
 )
 def test_a_generator_that_breaks_its_promise(harness: Any, value: Any, words: str) -> None:

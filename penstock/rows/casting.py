@@ -5,7 +5,7 @@ lies outside of the target's range is an error, as is text that does not parse. 
 is an error. Arrow alone guarantees neither (floats beyond the integer range and decimals beyond the
 precision come out as garbage, and so do integers as times of day), so those pairs of types are checked
 or go through an intermediate step here. A narrower float is rounded to, infinity included, and a decimal
-becomes the nearest float64, as in Python. What is in lists, structs and maps is cast by the same rules
+becomes the nearest float64, as in Python. What is in lists, structs, maps, dictionaries and extension types is cast by the same rules
 (``nested_casts``).
 """
 
@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from penstock.expressions.nested_casts import nested_cast
 from penstock.rows.column_values import UNITS_PER_DAY
+from penstock.rows.nested_casts import also_of_scalars, nested_cast
 from penstock.rows.time_text import time_texts
 
 _INT64_DIGITS = 18
@@ -34,6 +34,18 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
     """The function that casts values of one type to another."""
     if source == target:
         return lambda value: value
+    if isinstance(source, pa.BaseExtensionType):
+        of_storage = cast_kernel(source.storage_type, target, safe=safe)
+        return also_of_scalars(lambda value: of_storage(value.storage))
+    if isinstance(target, pa.BaseExtensionType):
+        to_storage = cast_kernel(source, target.storage_type, safe=safe)
+        return also_of_scalars(lambda value: target.wrap_array(to_storage(value)))
+    if pt.is_dictionary(source):
+        of_values = cast_kernel(source.value_type, target, safe=safe)
+        return also_of_scalars(lambda value: of_values(value.dictionary_decode()))
+    if pt.is_dictionary(target):
+        to_values = cast_kernel(source, target.value_type, safe=safe)
+        return also_of_scalars(lambda value: pc.dictionary_encode(to_values(value)).cast(target))
     is_text = pt.is_string(target) or pt.is_large_string(target)
     if is_text and (pt.is_timestamp(source) or pt.is_date(source)):
         return lambda value: time_texts(value, target)
@@ -131,6 +143,8 @@ def _needs_round_trip(source: pa.DataType, target: pa.DataType) -> bool:
     """Pairs that Arrow's own safe cast takes although something is lost."""
     kinds: tuple[Callable[[pa.DataType], bool], ...]
     if pt.is_floating(source):
+        if pt.is_floating(target) and source.bit_width < target.bit_width:
+            return False
         kinds = (pt.is_floating, pt.is_decimal, pt.is_boolean)
     elif pt.is_decimal(source):
         kinds = (pt.is_floating,)
@@ -145,6 +159,8 @@ def _needs_round_trip(source: pa.DataType, target: pa.DataType) -> bool:
 
 def _unchanged(value: Any, result: Any, back: Kernel) -> Any:
     again = back(result)
+    if pt.is_float16(value.type):  # Arrow does not compare these
+        value, again = (pc.cast(each, pa.float32()) for each in (value, again))
     same = pc.equal(again, value)
     if pt.is_floating(value.type):
         same = pc.or_(same, pc.and_(pc.is_nan(again), pc.is_nan(value)))

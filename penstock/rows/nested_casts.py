@@ -13,8 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from penstock.rows.column_values import lists_of_one_size
-
 Kernel = Callable[[Any], Any]
 
 
@@ -35,9 +33,11 @@ def nested_cast(
         cast = _list_to_list(source, target, cast_kernel, safe)
     elif pt.is_map(source) and pt.is_map(target):
         cast = _map_to_map(source, target, cast_kernel, safe)
+    elif pt.is_map(source) and _is_list(target) and _is_pair(target.value_type):
+        cast = _map_to_list(source, target, cast_kernel, safe)
     elif pt.is_struct(source) and pt.is_struct(target) and _has_distinct_names(source, target):
         cast = _struct_to_struct(source, target, cast_kernel, safe)
-    return None if cast is None else _also_of_scalars(cast)
+    return None if cast is None else also_of_scalars(cast)
 
 
 def _is_list(kind: pa.DataType) -> bool:
@@ -49,7 +49,12 @@ def _has_distinct_names(source: pa.DataType, target: pa.DataType) -> bool:
     return bool(target.num_fields) and all(len(some) == len(set(some)) for some in names)
 
 
-def _also_of_scalars(cast: Kernel) -> Kernel:
+def _is_pair(kind: pa.DataType) -> bool:
+    return bool(pt.is_struct(kind)) and kind.num_fields == 2
+
+
+def also_of_scalars(cast: Kernel) -> Kernel:
+    """A cast of arrays as one of scalars too."""
     return lambda value: (
         cast(pa.repeat(value, 1))[0] if isinstance(value, pa.Scalar) else cast(value)
     )
@@ -64,13 +69,30 @@ def _list_to_list(
     def cast(value: pa.Array) -> pa.Array:
         items = cast_items(value.flatten())
         _refuse_nulls(items.null_count, target.value_field)
+        if pt.is_fixed_size_list(target):
+            return _of_one_size(value, items, target)
         lists = pa.LargeListArray.from_arrays(
             _offsets(value), items, type=given, mask=value.is_null()
         )
-        sized = lists_of_one_size(lists, target) if pt.is_fixed_size_list(target) else lists
-        return sized.cast(target)
+        return lists.cast(target)
 
     return cast
+
+
+def _of_one_size(lists: pa.Array, items: pa.Array, kind: pa.FixedSizeListType) -> pa.Array:
+    """Lists of one size of these items, which are those of the lists that are not null; also a null has its places.
+
+    Arrow's cast reads beyond the items where a list is null.
+    """
+    size, is_there = kind.list_size, lists.is_valid()
+    if pc.all(pc.equal(pc.list_value_length(lists), size), min_count=0).as_py() is False:
+        raise pa.ArrowInvalid(f"a list has another size than {kind}")
+    if lists.null_count:
+        there = is_there.to_numpy(zero_copy_only=False)
+        first = size * (np.cumsum(there) - 1)
+        places = (first[:, None] + np.arange(size)).ravel()
+        items = items.take(pa.array(places, mask=np.repeat(~there, size)))
+    return pa.Array.from_buffers(kind, len(lists), [is_there.buffers()[1]], children=[items])
 
 
 def _map_to_map(
@@ -91,6 +113,15 @@ def _map_to_map(
         )
 
     return cast
+
+
+def _map_to_list(
+    source: pa.MapType, target: pa.DataType, cast_kernel: CastKernel, safe: bool
+) -> Kernel:
+    fields = zip((source.key_field, source.item_field), target.value_type, strict=True)
+    pairs = pa.list_(pa.struct([given.with_name(wanted.name) for given, wanted in fields]))
+    cast_pairs = cast_kernel(pairs, target, safe=safe)
+    return lambda value: cast_pairs(value.cast(pairs))
 
 
 def _struct_to_struct(
