@@ -15,7 +15,7 @@ from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
 from penstock.graph.added_aggregates import mark_added
 from penstock.graph.output_in_doubt import IN_DOUBT_KEY, decide_output
 from penstock.graph.restore_check import (
-    StateFate,
+    RestoreCheck,
     adopt_key_groups,
     check_restore,
     dropped_states,
@@ -46,14 +46,14 @@ class JobStart:
     Attributes:
         graph: of the job, as it is to be run.
         is_claim: what it starts from is to be the job's own.
-        dropped: state that is left out.
+        check: what becomes of each state.
     """
 
     job_id: str
     graph: graph_pb2.JobGraph
     point: RestorePoint
     is_claim: bool
-    dropped: tuple[StateFate, ...]
+    check: RestoreCheck
 
     def claim(self) -> None:
         """Makes what the job starts from its own, and nobody else's; blocks. To be repeated after an error.
@@ -67,7 +67,7 @@ class JobStart:
             path=point.uri,
             checkpoint_id=point.manifest.checkpoint_id,
             claimed=True,
-            dropped_states=dropped_states(self.dropped),
+            dropped_states=dropped_states(self.check.dropped),
         )
         try:
             if point.is_savepoint:
@@ -145,11 +145,11 @@ def prepare_start(
     mark_added(found, point.manifest)
     found.config[PATH_KEY] = point.uri
     found.config[IN_DOUBT_KEY] = output.said
-    _log_losses(point, check.dropped)
+    _log_changes(point, check)
     is_claim = config.execution_state_recovery_claim_mode == "claim"
     if is_claim:
         _check_claim(point, config)
-    return JobStart(job_id, found, point, is_claim, check.dropped)
+    return JobStart(job_id, found, point, is_claim, check)
 
 
 def _check_is_free(
@@ -175,10 +175,12 @@ def _check_is_free(
         )
 
 
-def _log_losses(point: RestorePoint, dropped: tuple[StateFate, ...]) -> None:
-    for fate in dropped:
+def _log_changes(point: RestorePoint, check: RestoreCheck) -> None:
+    told = [("restore.state_dropped", fate) for fate in check.dropped]
+    told += [("restore.operator_changed", fate) for fate in check.changed]
+    for event, fate in told:
         _log.warning(
-            "restore.state_dropped",
+            event,
             path=point.uri,
             operator=fate.operator,
             operator_uid=fate.uid,

@@ -19,6 +19,7 @@ from penstock.graph.output_in_doubt import COMMITTABLES, OutputDecision
 from penstock.graph.rows_left_behind import exchange_problems, persisted_problems
 from penstock.graph.state_meaning import (
     TIMERS,
+    change_of_input,
     change_of_output,
     changed_aggregates,
     changed_built_in,
@@ -111,6 +112,11 @@ class RestoreCheck:
     def dropped(self) -> tuple[StateFate, ...]:
         """What is left out."""
         return tuple(fate for fate in self.fates if fate.fate is Fate.DROPPED)
+
+    @property
+    def changed(self) -> tuple[StateFate, ...]:
+        """What goes on as it is, where its operator does something else with it, or beside it."""
+        return tuple(fate for fate in self.fates if fate.fate is Fate.MAPS and fate.reason)
 
     def raise_refusal(self, job: str, path: str) -> None:
         """Says all that is refused.
@@ -274,7 +280,10 @@ def _fates_of(
             fate, reason = Fate.MIGRATES, changed
         if refused := _changed_state(stored.declared, operator, name):
             fate, reason = Fate.REFUSED, refused
-        elif told := change_of_output(stored.declared, operator):
+        elif told := (
+            change_of_output(stored.declared, operator)
+            or change_of_input(stored.declared, operator, is_open=_has_open_splits(snapshots))
+        ):
             reason = told
         elif lost := unanswered_timers(stored.declared, operator, name):
             fate, reason = _lost(lost, ignores_unclaimed)
@@ -462,5 +471,8 @@ def _format_problem(
     operator: graph_pb2.Operator,
 ) -> str:
     """Files that have been read in part, or are known and not read yet, are those of one format."""
-    is_open = any(not split.done for one in snapshots for split in one.splits)
-    return changed_format(stored.declared, operator) if is_open else ""
+    return changed_format(stored.declared, operator) if _has_open_splits(snapshots) else ""
+
+
+def _has_open_splits(snapshots: Iterable[checkpoint_pb2.OperatorSnapshot]) -> bool:
+    return any(not split.done for one in snapshots for split in one.splits)

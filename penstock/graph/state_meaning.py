@@ -45,6 +45,14 @@ _LENGTHS = (
     ("gap_ms", "gap", " ms"),
     ("count", "count", " rows"),
 )
+_TEXT_OPTIONS = (
+    ("delimiter", "delimiter"),
+    ("no_header", "header"),
+    ("nulls", "nulls"),
+    ("has_nulls", "nulls"),
+    ("optional", "optional columns"),
+    ("compression", "compression"),
+)
 EVENT_TIMERS: Final = "timers.event"
 PROCESSING_TIMERS: Final = "timers.processing"
 TIMERS: Final = (EVENT_TIMERS, PROCESSING_TIMERS)
@@ -88,6 +96,9 @@ def _connector_declaration(operator: graph_pb2.Operator, spec: str) -> graph_pb2
         noted.files.format = given.files.format
         if spec == "sink":
             noted.files.directory = given.files.directory
+        else:
+            noted.files.path = given.files.path
+            noted.files.text.CopyFrom(given.files.text)
     return kept
 
 
@@ -144,6 +155,39 @@ def changed_format(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> str:
         f"it has files to read that were found as {old}, and it reads {new} now: let the job as it was read them to "
         f"their end, or read {new} with another uid and leave these out with --allow-non-restored-state"
     )
+
+
+def change_of_input(stored: graph_pb2.Operator, now: graph_pb2.Operator, *, is_open: bool) -> str:
+    """What a source of files goes on with where it reads otherwise now; "" = it does not, or that is not known.
+
+    Args:
+        is_open: it has found files that it has not read to their end.
+
+    Example: a source of other files, which has read all that it had found.
+        >>> old, new = graph_pb2.Operator(), graph_pb2.Operator()
+        >>> old.source.files.path, new.source.files.path = "/old", "/new"
+        >>> change_of_input(old, new, is_open=False)
+        "it has read '/old', and reads '/new' now, from the start but for files that it has read under the same path"
+    """
+    old, new = stored.source.files, now.source.files
+    if not old.path:
+        return ""
+    told = []
+    if old.path != new.path:
+        told.append(
+            f"it has read {old.path!r}, and reads {new.path!r} now, from the start but for files that it has read under "
+            "the same path"
+        )
+        told += [f"what it has found in {old.path!r} is read to its end as well"] if is_open else []
+    options = _changed_options(old.text, new.text) if is_open and old.format == new.format else ""
+    if options:
+        told.append(f"what is left of the files that it has found is read with another {options}")
+    return "; ".join(told)
+
+
+def _changed_options(old: graph_pb2.TextOptions, new: graph_pb2.TextOptions) -> str:
+    changed = [word for name, word in _TEXT_OPTIONS if getattr(old, name) != getattr(new, name)]
+    return ", ".join(dict.fromkeys(changed))
 
 
 def change_of_output(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> str:

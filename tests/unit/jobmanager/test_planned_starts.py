@@ -38,7 +38,10 @@ def connected(draw: random.Random, planned: graph_pb2.JobGraph) -> graph_pb2.Job
     for vertex in graph.vertices:
         for operator in vertex.operators:
             if operator.WhichOneof("spec") == "source":
-                operator.source.files.format = draw.choice(["csv", "csv", "csv", "json"])
+                files = operator.source.files
+                files.format = draw.choice(["csv", "csv", "csv", "json"])
+                files.path = draw.choice(["/in", "/in", "/elsewhere"])
+                files.text.delimiter = draw.choice(["", "", ";"])
             if operator.WhichOneof("spec") == "sink":
                 operator.uid = draw.choice(["sink", "sink", "sink", "other sink"])
                 if draw.random() < 0.7:
@@ -101,12 +104,13 @@ def test_a_plan_says_what_a_start_does(tmp_path: Path, ignores: bool) -> None:
             refusal = str(error)
         reasons = "; ".join(plan.check.refusals)
         assert refusal == (reasons and f"job '' cannot be started from {path}: {reasons}"), case
-        assert start is None or start.dropped == plan.check.dropped, case
+        assert start is None or start.check == plan.check, case
         seen.update(word for word in WORDS if word in refusal)
         seen["started"] += start is not None
-        seen["left out"] += start is not None and bool(start.dropped)
+        seen["left out"] += start is not None and bool(start.check.dropped)
+        seen.update(word for word in CHANGES if start and word in str(start.check.changed))
     met = {word for word, count in seen.items() if count}
-    assert met >= {"started", *WORDS[2:], *(["left out"] if ignores else WORDS)}, seen
+    assert met >= {"started", *WORDS[2:], *CHANGES, *(["left out"] if ignores else WORDS)}, seen
 
 
 WORDS = (
@@ -120,3 +124,4 @@ WORDS = (
     "types of keys never change",
 )
 """Of the reasons that are met."""
+CHANGES = ("reads '/elsewhere' now", "read with another delimiter")

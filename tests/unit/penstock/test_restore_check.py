@@ -87,6 +87,34 @@ def test_files_that_were_found_in_another_format_are_refused_until_they_are_read
     assert not check_restore(graph, manifest, ignores_unclaimed=False).refusals
 
 
+def test_a_source_of_files_that_reads_otherwise_is_told_of() -> None:
+    manifest, graph = stored_job(256), graph_of("source", "counts")
+    operator = graph.vertices[0].operators[0]
+    files = operator.source.files
+    files.format, files.path = "csv", "/old"
+    stored = manifest.vertices[0].operators[0].declared
+    stored.CopyFrom(declaration(operator))
+
+    def told() -> str:
+        check = check_restore(graph, manifest, ignores_unclaimed=False)
+        assert not check.refusals
+        return "; ".join(one.reason for one in check.changed if one.state == "splits")
+
+    assert not told()
+    files.path = "/new"
+    assert told().endswith("; what it has found in '/old' is read to its end as well")
+    files.text.delimiter, files.text.no_header, files.text.has_nulls = ";", True, True
+    assert told().endswith("found is read with another delimiter, header, nulls")
+    manifest.subtasks[0].operators[0].splits[0].done = True
+    assert told().endswith(
+        "'/new' now, from the start but for files that it has read under the same path"
+    )
+    files.path = "/old"
+    assert not told(), "nothing is left that was found with the other options"
+    stored.source.files.path, files.path = "", "/new"  # as versions wrote it that did not note it
+    assert not told()
+
+
 def prepared(kind: str = "files") -> tuple[checkpoint_pb2.CheckpointManifest, graph_pb2.JobGraph]:
     """A job that has prepared output, and the same job."""
     manifest, graph = stored_job(256), graph_of("source", "counts", "out")
