@@ -43,11 +43,13 @@ def subtask_of(cause: FailureCause) -> SubtaskId | None:
 
 def no_slots(event: job_events.SlotsRefused) -> FailureCause:
     """Slots did not come in time."""
+    drained = f" (not counting {event.drained} that are drained)" if event.drained else ""
+    undo = ", take drained ones in use again (penstock drain --undo)" if event.drained else ""
     return FailureCause(
         "NoResourceAvailable",
         f"the job needs {event.needed} slots, but within {event.waited_ms / 1000:g} s "
         f"(slot.request.timeout) only {event.free} of {event.total} slots on "
-        f"{event.taskmanagers} TaskManagers were free: start more TaskManagers, end other jobs or "
+        f"{event.taskmanagers} TaskManagers{drained} were free: start more TaskManagers{undo}, end other jobs or "
         "lower the parallelism",
     )
 

@@ -175,7 +175,12 @@ class SlotsGranted:
 
 @dataclass(frozen=True, slots=True)
 class SlotsRefused:
-    """No slots came in time."""
+    """No slots came in time.
+
+    Attributes:
+        taskmanagers: that offer slots.
+        drained: that do not.
+    """
 
     needed: int
     total: int
@@ -183,6 +188,7 @@ class SlotsRefused:
     taskmanagers: int
     waited_ms: int
     group: int = 0
+    drained: int = 0
 
 
 @dataclass(frozen=True, slots=True)

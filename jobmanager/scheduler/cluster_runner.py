@@ -400,7 +400,8 @@ class ClusterRunner:
         requests = self._pool.open_requests(job_id)
         if not requests:
             return None
-        return slot_wait(requests, self.counts, self._wait_ms_by_job[job_id], self._now_ms())
+        timeout_ms = self._wait_ms_by_job[job_id]
+        return slot_wait(requests, self.counts, self._pool.drained, timeout_ms, self._now_ms())
 
     def withdraw_request(self, job_id: str, group: int) -> None:
         """Asks no longer."""
@@ -469,6 +470,7 @@ class ClusterRunner:
                             effect.taskmanagers,
                             self._wait_ms_by_job[effect.job_id],
                             effect.group,
+                            effect.drained,
                         )
                     )
         self._count()

@@ -97,7 +97,11 @@ class SlotCounts:
 
 
 def slot_wait(
-    requests: Sequence[SlotsRequested], counts: SlotCounts, timeout_ms: int, now_ms: int
+    requests: Sequence[SlotsRequested],
+    counts: SlotCounts,
+    drained: int,
+    timeout_ms: int,
+    now_ms: int,
 ) -> client_pb2.SlotWait:
     """What clients see of requests for slots, the oldest first."""
     return client_pb2.SlotWait(
@@ -106,6 +110,7 @@ def slot_wait(
         total=counts.total,
         waited_ms=timeout_ms - (requests[0].deadline_ms - now_ms),
         timeout_ms=timeout_ms,
+        drained_taskmanagers=drained,
     )
 
 

@@ -122,7 +122,12 @@ class GrantSlots:
 
 @dataclass(frozen=True, slots=True)
 class RefuseRequest:
-    """The deadline has passed; what there was at that moment."""
+    """The deadline has passed; what there was at that moment.
+
+    Attributes:
+        taskmanagers: that offer slots.
+        drained: that do not.
+    """
 
     job_id: str
     needed: int
@@ -130,6 +135,7 @@ class RefuseRequest:
     free: int
     taskmanagers: int
     group: int = 0
+    drained: int = 0
 
 
 SlotEffect = GrantSlots | RefuseRequest
@@ -182,6 +188,11 @@ class SlotPool:
     def waiting_jobs(self) -> tuple[str, ...]:
         """Whose requests are in the queue."""
         return tuple(dict.fromkeys(job_id for job_id, _ in self._queue))
+
+    @property
+    def drained(self) -> int:
+        """How many TaskManagers offer nothing."""
+        return len(self._taskmanagers) - len(self._offering())
 
     def open_requests(self, job_id: str) -> tuple[SlotsRequested, ...]:
         """What groups of a job wait for, the oldest request first."""
@@ -366,6 +377,7 @@ class SlotPool:
                 self.free,
                 len(self._offering()),
                 request.group,
+                self.drained,
             )
             for request in overdue
         ]

@@ -113,6 +113,7 @@ def details_fields(details: client_pb2.JobDetails) -> dict[str, Any]:
             "total": wait.total,
             "waited_ms": wait.waited_ms,
             "timeout_ms": wait.timeout_ms,
+            "drained_taskmanagers": wait.drained_taskmanagers,
         }
         if details.HasField("slot_wait")
         else None,

@@ -136,8 +136,10 @@ def _time_of_day(timestamp_ms: int) -> str:
 
 def slot_wait_text(wait: client_pb2.SlotWait) -> str:
     """What a job waits for, and how long already: "waits for 8 slots, 2 of 4 are free (12 s of 60 s)"."""
+    drained = wait.drained_taskmanagers
+    are_drained = f", {drained} {'TaskManager is' if drained == 1 else 'TaskManagers are'} drained"
     return (
-        f"waits for {wait.needed} slots, {wait.free} of {wait.total} are free "
+        f"waits for {wait.needed} slots, {wait.free} of {wait.total} are free{are_drained if drained else ''} "
         f"({wait.waited_ms // 1000} s of {wait.timeout_ms / 1000:g} s)"
     )
 

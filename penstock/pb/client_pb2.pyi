@@ -584,6 +584,7 @@ class SlotWait(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     WAITED_MS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    DRAINED_TASKMANAGERS_FIELD_NUMBER: _builtins.int
     needed: _builtins.int
     free: _builtins.int
     """Slots of the cluster now."""
@@ -591,6 +592,8 @@ class SlotWait(_message.Message):
     waited_ms: _builtins.int
     timeout_ms: _builtins.int
     """slot.request.timeout: when the wait becomes a failure."""
+    drained_taskmanagers: _builtins.int
+    """TaskManagers whose slots are not counted, since they are given no more tasks."""
     def __init__(
         self,
         *,
@@ -599,10 +602,11 @@ class SlotWait(_message.Message):
         total: _builtins.int = ...,
         waited_ms: _builtins.int = ...,
         timeout_ms: _builtins.int = ...,
+        drained_taskmanagers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free", b"free", "needed", b"needed", "timeout_ms", b"timeout_ms", "total", b"total", "waited_ms", b"waited_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drained_taskmanagers", b"drained_taskmanagers", "free", b"free", "needed", b"needed", "timeout_ms", b"timeout_ms", "total", b"total", "waited_ms", b"waited_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -198,6 +198,27 @@ def test_no_new_task_begins_there_until_it_is_taken_in_use_again(
         cancel(handle)
 
 
+def test_the_last_one_can_be_drained_and_a_job_that_waits_then_says_so(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    with ps.Environment(cluster.address, parallelism=1) as env, cluster.client() as client:
+        all_of_them = [one.taskmanager_id for one in client.cluster().taskmanagers]
+        for id in all_of_them:
+            client.drain(id, f"all-{id}")
+        handle = submitted(env, tmp_path)
+        deadline = Deadline("a job that waits for slots", DEADLINE_S)
+        while not (details := client.job(handle.job_id)).HasField("slot_wait"):
+            deadline.left()
+            time.sleep(0.05)
+        wait = details.slot_wait
+        assert (wait.total, wait.drained_taskmanagers) == (0, TASKMANAGERS)
+        shown = CliRunner().invoke(main, ["info", handle.job_id, "--jobmanager", cluster.address])
+        assert "0 of 0 are free, 3 TaskManagers are drained" in shown.output
+        client.undo_drain(all_of_them[0])
+        await_written(tmp_path / "out", 100)
+        cancel(handle)
+
+
 def test_a_job_without_checkpoints_is_refused_or_begins_again_by_choice(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:

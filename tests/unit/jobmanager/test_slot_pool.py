@@ -65,6 +65,8 @@ def test_a_taskmanager_that_is_drained_offers_nothing_and_counts_for_nothing() -
     assert pool.step(s.SlotsRequested("m", 2, 9)) == []
     assert pool.step(s.TaskManagerAdded("a", "2", 2, (), is_drained=True)) == []
     pool.check()
+    [refusal] = pool.step(s.TimePassed(9))
+    assert refusal == s.RefuseRequest("m", 2, 2, 0, 1, drained=1)
     assert pool.step(s.TaskManagerRemoved("a")) == []
     pool.check()
 

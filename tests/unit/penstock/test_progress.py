@@ -106,6 +106,9 @@ def test_a_job_that_waits_for_slots_says_for_how_many_and_how_long() -> None:
     wait = client_pb2.SlotWait(needed=8, free=2, total=4, waited_ms=12_345, timeout_ms=60_000)
     shown = line(details_of(client_pb2.JOB_STATE_CREATED, slot_wait=wait))
     assert shown.endswith("  waits for 8 slots, 2 of 4 are free (12 s of 60 s)\n")
+    wait.drained_taskmanagers = 1
+    shown = line(details_of(client_pb2.JOB_STATE_CREATED, slot_wait=wait))
+    assert shown.endswith(" 2 of 4 are free, 1 TaskManager is drained (12 s of 60 s)\n")
 
 
 def test_the_failure_that_ended_a_job_is_left_to_the_error_that_follows() -> None:
