@@ -19,12 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from penstock.rows.column_values import UNITS_PER_DAY
 from penstock.rows.nested_casts import also_of_scalars, nested_cast
 from penstock.rows.time_text import time_texts
 
 _INT64_DIGITS = 18
 """As many digits has any decimal that is an int64 without its point."""
+
+UNITS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+"""What a time of day in each unit is less than."""
 
 Kernel = Callable[[Any], Any]
 """An Arrow array or scalar in, one of the same length out."""

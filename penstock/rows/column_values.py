@@ -1,9 +1,8 @@
 """Arrow columns as Python values and back: what a row function sees, and what it may return.
 
-Decoding keeps every value but one kind: nanoseconds are cut to the microseconds that Python's own
-``datetime`` has, or refused where the caller wants exact values. Encoding is strict where Arrow is
-lenient: a fraction is no integer, ``True`` is no number, a key that a struct does not have is an error,
-so that nothing a function returns is lost silently.
+Decoding keeps every value: one with digits below the microseconds that Python's own ``datetime`` has is refused.
+Encoding is strict where Arrow is lenient: a fraction is no integer, ``True`` is no number, a key that a struct does
+not have is an error, so that nothing a function returns is lost silently.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
+
+from penstock.rows.casting import UNITS_PER_DAY, cast_kernel
 
 _FIRST_DATETIME_US = -62_135_596_800_000_000
 _LAST_DATETIME_US = 253_402_300_799_999_999
@@ -38,45 +39,48 @@ class ValueMismatch(ValueError):  # noqa: N818 - reads as what happened
         self.index = index
 
 
-def decode(array: pa.Array, *, exact: bool = False) -> list[Any]:
+def decode(array: pa.Array) -> list[Any]:
     """The values of a column as Python objects, nulls as None.
 
     Args:
         array: any Arrow array, n values.
-        exact: a value that would be cut is an error.
 
     Returns:
         n values: int, float, str, bytes, bool, Decimal, datetime (time zone kept), date, time,
         timedelta, list, dict.
 
     Raises:
-        ValueError: a timestamp or date lies outside of the years 1 to 9999, or a value would be cut.
+        ValueError: a timestamp or date lies outside of the years 1 to 9999, or a value has nanoseconds.
     """
     kind = array.type
     if pt.is_timestamp(kind):
-        return _decode_timestamps(array, exact)
+        return _decode_timestamps(array)
     if pt.is_date(kind):
-        days = _cast(array, pa.date32(), exact)
+        days = _cast(array, pa.date32())
         _check_datetime_range(days, 86_400_000_000)
         return _as_list(days, "datetime64[D]")
     if pt.is_duration(kind):
-        return _as_list(_cast(array, pa.duration("us"), exact), "timedelta64[us]")
+        return _as_list(_cast(array, pa.duration("us")), "timedelta64[us]")
     if pt.is_decimal(kind):
         return list(array.to_numpy(zero_copy_only=False).tolist())
     if pt.is_dictionary(kind):
-        values = decode(array.dictionary, exact=exact)
+        values = decode(array.dictionary)
         return [None if i is None else values[i] for i in array.indices.to_pylist()]
     if pt.is_nested(kind) or pt.is_time(kind):
-        return list(_cast(array, _python_precision(kind), exact).to_pylist())
+        return list(_cast(array, _python_precision(kind)).to_pylist())
     return list(array.to_pylist())
 
 
-def _cast(array: pa.Array, kind: pa.DataType, exact: bool) -> pa.Array:
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
-        return array.cast(kind, safe=exact)
+        if not pt.is_nested(kind):
+            return array.cast(kind)
+        return cast_kernel(array.type, kind, safe=True)(array)
     except pa.ArrowInvalid as error:
+        kind = _python_precision(array.type)
         raise ValueError(
-            f"a {array.type} value has more digits than Python's own values have, cut it first: {error}"
+            f"a {array.type} value has more digits than Python's own values have ({error}); cut it first, as "
+            f".cast({str(kind)!r}) does, or take it in a function of batches"
         ) from error
 
 
@@ -151,7 +155,12 @@ def cut_text(text: str, limit: int = ROW_BYTES) -> str:
 
 def row_text(batch: pa.RecordBatch, index: int, limit: int = ROW_BYTES) -> str:
     """One row as a person reads it in an error, whatever is in it."""
-    return short_repr({name: _shown(batch[name][index]) for name in batch.schema.names}, limit)
+    return short_repr(shown_row(batch, index), limit)
+
+
+def shown_row(batch: pa.RecordBatch, index: int) -> dict[str, object]:
+    """The values of one row as a person reads them, also those that Python does not have."""
+    return {name: _shown(batch[name][index]) for name in batch.schema.names}
 
 
 def _shown(value: pa.Scalar) -> object:
@@ -163,12 +172,12 @@ def _shown(value: pa.Scalar) -> object:
         return f"<{value.type}>"
 
 
-def _decode_timestamps(array: pa.Array, exact: bool) -> list[Any]:
+def _decode_timestamps(array: pa.Array) -> list[Any]:
     zone = array.type.tz
     _check_datetime_range(array, _UNIT_US[array.type.unit])
     if zone is not None and zone.upper() not in _UTC_NAMES:
-        return list(_cast(array, pa.timestamp("us", zone), exact).to_pylist())
-    values = _as_list(_cast(array, pa.timestamp("us", None), exact), "datetime64[us]")
+        return list(_cast(array, pa.timestamp("us", zone)).to_pylist())
+    values = _as_list(_cast(array, pa.timestamp("us", None)), "datetime64[us]")
     if zone is None:
         return values
     utc = dt.UTC
@@ -177,8 +186,6 @@ def _decode_timestamps(array: pa.Array, exact: bool) -> list[Any]:
 
 _UTC_NAMES = frozenset({"UTC", "ETC/UTC", "Z", "+00:00", "GMT"})
 _UNIT_US: dict[str, float] = {"s": 1_000_000, "ms": 1000, "us": 1, "ns": 0.001}
-UNITS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
-"""What a time of day in each unit is less than."""
 
 
 def _check_datetime_range(array: pa.Array, unit_us: float) -> None:

@@ -57,10 +57,9 @@ class RowCalls:
         self.columns = columns = lazy_columns(batch)
         self._read = columns[-2]
         eager = self._eager
-        try:
-            self._values = [decoded_column(columns, position) for position in eager]
-        except Exception:  # noqa: BLE001 - raised again for the row that reads the column, which may be none
-            eager, self._values = (), []
+        self._values = [decoded_column(columns, position) for position in eager]
+        if not all(type(values) is list for values in self._values):
+            eager, self._values = (), []  # raises for the row that reads what Python does not have
         self._kind = eager_row_class(names, eager)
         self._map, self._process = _loops(len(eager))
 

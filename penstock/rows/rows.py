@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -30,8 +30,9 @@ from penstock.rows.column_values import (
     encode,
     record_as_dict,
     short_repr,
+    shown_row,
 )
-from penstock.rows.schema import EVENT_TIME, is_optional, user_schema
+from penstock.rows.schema import EVENT_TIME, is_optional, user_batch, user_schema
 
 
 class Row:
@@ -97,8 +98,11 @@ class Row:
 
     @override
     def __repr__(self) -> str:
-        items = ", ".join(f"{k}={v!r}" for k, v in Row.as_dict(self).items())
-        return f"Row({items})"
+        try:
+            values: dict[str, Any] = Row.as_dict(self)
+        except BadRecord:
+            values = shown_row(user_batch(_batch_of(self)), 0)
+        return f"Row({', '.join(f'{k}={v!r}' for k, v in values.items())})"
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
@@ -220,18 +224,34 @@ def _asked_for(columns: list[Any], position: int) -> list[Any]:
 
 
 def decoded_column(columns: list[Any], position: int) -> list[Any]:
-    """The values of a column of ``lazy_columns``, from now on one of them.
+    """The values of a column of ``lazy_columns``, from now on one of them; a list where Python has each of them.
 
-    Raises:
-        BadRecord: they are none that Python has.
+    To ask for one that Python does not have raises ``BadRecord``.
     """
     batch: pa.RecordBatch = columns[-1]
+    values: Any
     try:
         values = decode(batch.column(position))
-    except ValueError as e:
-        raise BadRecord(f"column {batch.schema.field(position).name!r}: {e}") from e
+    except (ValueError, OverflowError):
+        values = _OneByOne(batch.column(position), batch.schema.field(position).name)
     columns[position] = values
-    return values
+    return cast("list[Any]", values)
+
+
+class _OneByOne:
+    """The values of a column, some of which Python does not have."""
+
+    __slots__ = ("_array", "_name")
+
+    def __init__(self, array: pa.Array, name: str) -> None:
+        self._array = array
+        self._name = name
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            return decode(self._array.slice(index, 1))[0]
+        except (ValueError, OverflowError) as e:
+            raise BadRecord(f"column {self._name!r}: {e}") from e
 
 
 @lru_cache(maxsize=256)
@@ -350,7 +370,7 @@ class RowBuilder:
         arrays = []
         for field, values in zip(self.schema, columns, strict=True):
             try:
-                arrays.append(encode(values, field))
+                arrays.append(values if isinstance(values, pa.Array) else encode(values, field))
             except ValueMismatch as e:
                 shown = short_repr(self._values[e.index], ROW_BYTES) if e.index >= 0 else ""
                 raise RowMismatch(str(e), index=e.index, row=shown) from e
@@ -360,7 +380,7 @@ class RowBuilder:
         self._values = []
         return batch
 
-    def _columns(self) -> Sequence[Sequence[Any]]:
+    def _columns(self) -> Sequence[Sequence[Any] | pa.Array]:
         """The results column by column; one pass in C where they are all of one kind."""
         values, names = self._values, self._names
         if not values:
@@ -383,22 +403,32 @@ class RowBuilder:
                 return [values]
         return self._columns_one_by_one()
 
-    def _columns_of_rows(self, kinds: set[type[Row]]) -> Sequence[Sequence[Any]]:
-        """The same for rows: those of one batch have their columns in common."""
+    def _columns_of_rows(self, kinds: set[type[Row]]) -> Sequence[Sequence[Any] | pa.Array]:
+        """The same for rows: those of one batch have their columns in common, which are passed on as they are."""
         values, wanted = self._values, set(self._names)
         if any(set(kind._penstock_names) != wanted for kind in kinds):
             return self._columns_one_by_one()
         columns = values[0]._penstock_columns
-        if any(row._penstock_columns is not columns for row in values):
-            return [[Row.__getitem__(row, name) for row in values] for name in self._names]
-        indexes = [row._penstock_index for row in values]
-        positions = values[0]._penstock_positions
-        found = []
-        for name in self._names:
-            column = columns[positions[name]]
-            if column is None:
-                column = decoded_column(columns, positions[name])
-            found.append([column[index] for index in indexes])
+        batch: pa.RecordBatch | None = columns[-1]
+        if batch is None or any(row._penstock_columns is not columns for row in values):
+            return [self._of_each(name) for name in self._names]
+        places = pa.array([row._penstock_index for row in values], pa.int64())
+        positions, found = values[0]._penstock_positions, []
+        for field in self.schema:
+            given = batch.column(positions[field.name])
+            is_same = given.type == field.type and (field.nullable or not given.null_count)
+            found.append(given.take(places) if is_same else self._of_each(field.name))
+        return found
+
+    def _of_each(self, name: str) -> list[Any]:
+        """The values that the rows have in a column."""
+        found: list[Any] = []
+        try:
+            found.extend(Row.__getitem__(row, name) for row in self._values)
+        except BadRecord as e:
+            index = len(found)
+            row = short_repr(self._values[index], ROW_BYTES)
+            raise RowMismatch(str(e), index=index, row=row) from e
         return found
 
     def _columns_one_by_one(self) -> Sequence[Sequence[Any]]:

@@ -329,7 +329,7 @@ class KeyedState(State):
         self._check_counts(len(slots), len(values), method)
         if isinstance(values, pa.Array):
             try:
-                values = decode(values, exact=True)
+                values = decode(values)
             except ValueError as error:
                 raise StateError(f"state {self.name!r}: {method}(): {error}") from error
         return list(zip(slots, values, strict=True))

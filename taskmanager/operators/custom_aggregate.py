@@ -52,10 +52,10 @@ class CustomAggregate(GroupColumn):
 
     @override
     def update(self, groups: Int64Array, sequence: Int64Array, values: Any) -> None:
-        rows = rows_of(values) if isinstance(values, pa.RecordBatch) else decode(values)
         accumulators, add = self._accumulators, self._function.add
         value: Any = None
         try:
+            rows = rows_of(values) if isinstance(values, pa.RecordBatch) else decode(values)
             for group, value in zip(groups.tolist(), rows, strict=True):
                 if group in accumulators:
                     held = accumulators[group]

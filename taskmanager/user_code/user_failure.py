@@ -26,9 +26,10 @@ def user_failure(error: BaseException, *, operator: str, function: str, row: obj
         function: name of the function.
         row: what it was called with.
     """
-    if isinstance(error, TaskFailure):
-        return error
     text = short_repr(row, ROW_BYTES)
+    if isinstance(error, TaskFailure):
+        error.row = error.row or ("" if row is None else text)
+        return error
     return TaskFailure(
         f"operator {operator!r}: {function} raised {type(error).__name__}: {error}",
         operator=operator,
