@@ -143,6 +143,12 @@ class Source(ABC):
     def schema(self) -> pa.Schema:
         """The schema of every batch."""
 
+    @property
+    def has_endless_splits(self) -> bool:
+        """Whether a subtask reads all its splits in turn, a batch of each, since none of them may wait for the end of
+        another. Splits that end it reads one after the other, and has one reader open at a time."""
+        return not self.bounded
+
     @abstractmethod
     def discover(self, ctx: SourceContext) -> list[Split]:
         """All splits, in a stable order. Called on subtask 0, off the hot path."""

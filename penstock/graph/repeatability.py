@@ -277,6 +277,8 @@ def _own_reordering(operator: graph_pb2.Operator) -> str:
             return f"Spark gives the rows of {name} out in no fixed order"
         case "source" if operator.source.WhichOneof("kind") == "spark":
             return f"Spark gives the rows of {name} out in no fixed order"
+        case "source" if operator.source.HasField("custom") and not operator.source.bounded:
+            return f"the subtasks of {name} may read several splits in turn"
         case "source" if operator.source.persisted.partition_count > 1:
             return f"the subtasks of {name} may read several partitions"
         case _:

@@ -69,6 +69,11 @@ class FileSource(Source):
     def schema(self) -> pa.Schema:
         return self._schema
 
+    @property
+    @override
+    def has_endless_splits(self) -> bool:
+        return False
+
     @override
     def start(self, ctx: SourceContext) -> None:
         self._context = ctx

@@ -1,9 +1,10 @@
-"""The head of a source's chain: discovers splits, takes the ones assigned, reads them one by one.
+"""The head of a source's chain: discovers splits, takes the ones assigned, reads them.
 
-Subtask 0 discovers and reports to the JobManager, which assigns every split to one subtask. Splits
-are read in the order of assignment, those with the smallest event times first where these are known.
+Subtask 0 discovers and reports to the JobManager, which assigns every split to one subtask. Splits that end
+are read one by one in the order of assignment, those with the smallest event times first where these are known.
+Of those that do not, all are read in turn: none has to wait for the end of another.
 
-A snapshot holds the splits that the subtask has: the one being read with its position, the others as they came,
+A snapshot holds the splits that the subtask has: those being read with their positions, the others as they came,
 and the names of those that it has read to their end since the last checkpoint it knows to be complete. Of those
 before, the JobManager keeps a digest, and after a restore assigns what is neither named nor known so; so a split is
 read once, whatever has been discovered meanwhile, and however many there have been.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -68,14 +70,17 @@ class SourceOperator:
         self._event_time_column = event_time_column
         self._schema = schema_from_bytes(spec.output_schema)
         self._splits: deque[Split] = deque()
-        self._reader: Reader | None = None
-        self._split: Split | None = None
+        self._reading: deque[tuple[Split, Reader]] = deque()
+        """What is being read, the next first; at most one where splits end."""
+        self._last: tuple[Split, Reader] | None = None
+        """What the batch handed out last came from."""
         self._bad: list[tuple[str, str, str]] = []
         self._next_discovery_at_ms: int | None = None
         self._listed: frozenset[str] | None = None
         self._positions: dict[str, bytes] = {}
         self._done = DoneNames()
-        self._is_dry = True  # the last read brought nothing
+        self._dry: set[str] = set()
+        """Splits of which the last read brought nothing."""
         self._has_news = False
         self._asked_again_ms = 0
         """How long after a None a reader that does not say when is asked again; 0 = when it is woken only."""
@@ -98,7 +103,7 @@ class SourceOperator:
         self._report_splits = report_splits
         self._source = self._guard(lambda: build_source(self._spec.source, self._spec))
         context.origins.bounded = self._source.bounded
-        context.origins.has_waiting = lambda _split: not self._is_dry
+        context.origins.has_waiting = lambda split: split not in self._dry
         self._source_context = SourceContext(
             job_id=context.job_id,
             operator_name=context.operator_name,
@@ -139,9 +144,9 @@ class SourceOperator:
         checkpoint knows as done."""
         done = self._done.snapshot(checkpoint_id)
         snapshots = [checkpoint_pb2.SplitSnapshot(id=id, done=True) for id in done]
-        reader, current = self._reader, self._split
-        if reader is not None and current is not None:
-            snapshots.append(_snapshot(current, self._guard(lambda: _position(reader))))
+        for split, reader in self._reading:
+            position = self._guard(partial(_position, reader))
+            snapshots.append(_snapshot(split, position))
         snapshots += [_snapshot(split, self._positions.get(split.id)) for split in self._splits]
         return snapshots
 
@@ -214,28 +219,42 @@ class SourceOperator:
         Also of an unbounded source: one whose splits have all ended (a socket that the server has closed)
         has nothing left to read.
         """
-        return self._context.origins.all_known and self._reader is None and not self._splits
+        return self._context.origins.all_known and not self._reading and not self._splits
 
     def poll(self) -> Iterable[OperatorOutput] | None:
         """The next rows, or None when there are none for now."""
-        if self._reader is None and not self._open_next():
+        while self._splits and (self._source.has_endless_splits or not self._reading):
+            self._open_next()
+        if not self._reading:
             # A subtask that got no split says once that it is idle: it must hold nothing back.
             return NOTHING if self._take_news() else None
-        reader, split = self._reader, self._split
-        assert reader is not None
-        assert split is not None
+        for _ in range(len(self._reading)):
+            split, reader = self._last = self._reading[0]
+            self._reading.rotate(-1)
+            outputs = self._read(split, reader)
+            if outputs is not None:
+                return outputs
+        return None
+
+    def _read(self, split: Split, reader: Reader) -> Iterable[OperatorOutput] | None:
+        """The next rows of a split, or None when it has none for now."""
+        origins = self._context.origins
+        origins.current = split.id
         # What was read before has gone through the chain by now.
-        self._context.origins.rest_is_from(split.id, self._guard(lambda: _rest_is_from(reader)))
+        origins.rest_is_from(split.id, self._guard(lambda: _rest_is_from(reader)))
         read = self._guard(lambda: reader.read(self._context.config.batch_rows))
         bad = self._take_bad_records()
-        self._is_dry = read is None and not reader.is_reading()
+        self._dry.discard(split.id)
         if read is END:
             self._guard(reader.close)
-            self._reader = self._split = None
-            self._context.origins.end(split.id)
+            self._reading.pop()  # it was put last
+            self._last = None
+            origins.end(split.id)
             self._done.append(split.id)
             return (*bad, OriginEnded(split.id))
         if read is None:
+            if not reader.is_reading():
+                self._dry.add(split.id)
             next_at_ms = self._guard(lambda: _next_read_at_ms(reader))
             if next_at_ms is None and self._asked_again_ms:
                 next_at_ms = self._context.clock.now_ms() + self._asked_again_ms
@@ -256,17 +275,12 @@ class SourceOperator:
         has_news, self._has_news = self._has_news, False
         return has_news
 
-    def _open_next(self) -> bool:
-        if not self._splits:
-            return False
+    def _open_next(self) -> None:
         split = self._splits.popleft()
         position = self._positions.pop(split.id, None)
-        self._reader = self._guard(
-            lambda: checked_reader(self._name, self._source.open(split, position))
-        )
-        self._split = split
+        reader = self._guard(lambda: checked_reader(self._name, self._source.open(split, position)))
+        self._reading.append((split, reader))
         self._context.origins.start(split.id)
-        return True
 
     def _conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         try:
@@ -287,9 +301,9 @@ class SourceOperator:
             rows: how many it had.
             index: which of them it is about, None = any.
         """
-        split, reader = self._split, self._reader
-        if split is None or reader is None:
+        if self._last is None:
             return ""
+        split, reader = self._last
         whole = split.id.partition(PART_OF)[0]
         where = whole if self._spec.source.HasField("files") else f"split {whole!r}"
         first, last = (0, rows - 1) if index is None else (index, index)
@@ -343,10 +357,10 @@ class SourceOperator:
             ) from error
 
     def close(self) -> None:
-        """Closes the reader that is open."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        """Closes the readers that are open."""
+        while self._reading:
+            _, reader = self._reading.popleft()
+            reader.close()
 
 
 def _position(reader: Reader) -> bytes:

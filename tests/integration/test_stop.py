@@ -70,6 +70,23 @@ def manifest_of(path: str) -> checkpoint_pb2.CheckpointManifest:
     return decode_manifest(LocalStore(Path(path)).get("manifest"))
 
 
+def test_fewer_subtasks_read_all_that_a_source_without_end_has(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    out, savepoint, reached = tmp_path / "out", None, 0
+    for parallelism in (3, 1):
+        env = new_env(parallelism, {"execution.checkpointing.interval": "100ms"})
+        env.generate(numbers, rate=20_000).uid("numbers").write_parquet(str(out)).uid("files")
+        handle = env.submit("narrower", from_savepoint=savepoint)
+        deadline = time.monotonic() + DEADLINE_S
+        while not set(range(reached + 1_000)) <= set(rows_of(out)):
+            assert time.monotonic() < deadline, "there are numbers that nobody reads"
+            time.sleep(0.05)
+        savepoint = handle.stop(str(tmp_path / "kept"))
+        reached = max(rows_of(out))
+    assert len(rows_of(out)) == len(set(rows_of(out)))
+
+
 def test_what_is_written_is_what_the_savepoint_covers(
     new_env: NewEnvironment, address: str, tmp_path: Path
 ) -> None:

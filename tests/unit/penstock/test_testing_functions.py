@@ -513,6 +513,49 @@ def test_sources_are_read_on_demand_and_go_on_from_a_snapshot() -> None:
         pt.harness(Numbers(), subtask=1, parallelism=2)
 
 
+class Endless(Numbers):
+    bounded = False
+
+    def open(self, split: ps.Split, position: bytes | None) -> ps.Reader:
+        return Reader(int(position or split.payload), last=-1)
+
+
+class HesitantReader(Reader):
+    is_silent = False
+
+    def read(self, max_rows: int) -> Any:
+        self.is_silent = not self.is_silent
+        return None if self.is_silent else super().read(max_rows)
+
+
+class Hesitant(Endless):
+    """The first split has nothing every other time it is asked."""
+
+    def open(self, split: ps.Split, position: bytes | None) -> ps.Reader:
+        reader = HesitantReader if split.id == "0" else Reader
+        return reader(int(position or split.payload), last=-1)
+
+
+@pytest.mark.parametrize(
+    ("source", "first", "then"),
+    [
+        (Endless, [0, 10, 1, 11, 2, 12], [3, 13, 4, 14]),
+        (Hesitant, [10, 0, 11, 12, 1, 13], [14, 2, 15, 16]),
+    ],
+)
+def test_splits_without_end_are_read_in_turn(
+    source: type[Endless], first: list[int], then: list[int]
+) -> None:
+    """One that waited for the end of another would wait for ever."""
+    with pt.harness(source()) as h:
+        h.read(rows=6)
+        assert [row["n"] for row in h.take()] == first
+        snapshot = h.snapshot()
+    with pt.harness(source(), restore=snapshot) as h:
+        h.read(rows=4)
+        assert [row["n"] for row in h.take()] == then
+
+
 class Arriving(Numbers):
     """Lists again every second what has come so far, which may be nothing for a while."""
 

@@ -138,6 +138,17 @@ def test_python_code_is_when_it_was_declared(build: Build) -> None:
     )
 
 
+def test_splits_that_are_read_in_turn_have_no_order_whatever_was_declared() -> None:
+    class Endless(Numbers):
+        bounded = False
+
+    is_deterministic, is_reproducible, why = last_exchange(
+        lambda env: env.source(Endless()).deterministic(True)
+    )
+    assert (is_deterministic, is_reproducible) == (True, False)
+    assert "the subtasks of 'last' may read several splits in turn" in why
+
+
 def test_the_function_of_key_by_is_declared_on_the_keyed_stream() -> None:
     def flags(*, declared: bool) -> tuple[bool, bool]:
         env = environment()
