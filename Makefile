@@ -55,11 +55,16 @@ lint: setup ## Lint, and check who imports whom
 type: setup ## Check the types
 	@$(BIN)/mypy penstock common jobmanager taskmanager
 
+KERNELS := $(CURDIR)/.pytest_cache/kernels
+
+# Kernels are compiled while tests are collected: no cluster's start has to wait for that.
 test: setup servers ## Run the tests
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10
+	@NUMBA_CACHE_DIR=$(KERNELS) $(BIN)/python -c 'from taskmanager.kernels import warm_up; warm_up()' & \
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
 test-all: setup servers ## Run the tests, those too of which CI takes a sample
-	@PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@NUMBA_CACHE_DIR=$(KERNELS) $(BIN)/python -c 'from taskmanager.kernels import warm_up; warm_up()' & \
+	PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 transcripts: setup ## Write into tests/transcripts what its scripts give now; read the diff
 	@PENSTOCK_TRANSCRIPTS=rewrite $(BIN)/python -m pytest -q tests/transcripts
