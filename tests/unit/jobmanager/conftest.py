@@ -21,6 +21,7 @@ from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
 from penstock.config import Configuration
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
 from penstock.rows.schema import schema_to_bytes
+from tests.support.jobs import DEADLINE_S
 
 STATES = client_pb2.AttemptState
 
@@ -152,7 +153,7 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
                     leader_epoch=self.leader_epoch,
                     events=events,
                 ),
-                timeout=10,
+                timeout=DEADLINE_S,
             )
 
     # what the JobManager calls
@@ -287,7 +288,7 @@ class Cluster:
 
     async def wait_for(self, job_id: str, *states: str) -> client_pb2.JobDetails:
         wanted = {client_pb2.JobState.Value(f"JOB_STATE_{state}") for state in states}
-        watch = self.client.WatchJob(client_pb2.WatchJobRequest(job_id=job_id), timeout=10)
+        watch = self.client.WatchJob(client_pb2.WatchJobRequest(job_id=job_id), timeout=DEADLINE_S)
         async for details in watch:
             if details.summary.state in wanted:
                 watch.cancel()
@@ -367,6 +368,8 @@ def cluster_of(tmp_path: Path) -> Callable[..., Any]:
             "jobmanager.rpc.port": 0,
             "jobmanager.metrics.port": -1,
             "security.open-loopback": True,
+            # TaskManagers that only pretend beat when they are told to.
+            "heartbeat.timeout": "1min",
             **(config or {}),
         }
         configuration = Configuration.from_mapping(settings)

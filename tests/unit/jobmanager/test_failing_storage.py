@@ -29,6 +29,7 @@ from penstock.storage.local_store import LocalStore
 from penstock.storage.object_store import ObjectInfo
 from penstock.storage.snapshot_files import snapshot_file_name
 from tests.support.job_records import JobRecords
+from tests.support.jobs import DEADLINE_S
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     JOB,
     STATES,
@@ -130,7 +131,7 @@ async def eventually(cluster: Any) -> int:
 async def has_restarted(cluster: Any, times: int) -> Any:
     """Waits until the job has begun so many restarts, whatever comes of them."""
     request = client_pb2.WatchJobRequest(job_id=JOB, interval_ms=20)
-    async for details in cluster.client.WatchJob(request, timeout=10):
+    async for details in cluster.client.WatchJob(request, timeout=DEADLINE_S):
         if details.summary.restarts >= times:
             return details
     raise AssertionError("the job has ended")
@@ -224,7 +225,7 @@ def test_a_store_call_that_hangs_stops_neither_answers_nor_restarts(
     cluster_of: Any, make_graph: Any, tmp_path: Path, broken_store: Any, call: str
 ) -> None:
     async def scenario() -> None:
-        config = settings(tmp_path, **{"execution.checkpointing.timeout": "300ms"})
+        config = settings(tmp_path, **{"execution.checkpointing.timeout": "1s"})
         async with cluster_of(config) as cluster:
             fake = Checkpointed(await cluster.add("tm1"))
             await cluster.submit(make_graph())
@@ -240,7 +241,7 @@ def test_a_store_call_that_hangs_stops_neither_answers_nor_restarts(
                 while not sample(cluster, "penstock_job_store_calls_hanging"):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             else:
-                assert "not complete after 300 ms" in await refused(cluster)
+                assert "not complete after 1000 ms" in await refused(cluster)
                 assert "not known yet" in await refused(cluster)
             assert (sample(cluster, "penstock_job_store_calls_given_up_total") or 0) >= 1
             assert (sample(cluster, "penstock_job_store_calls_hanging") or 0) >= 1
@@ -273,7 +274,7 @@ def test_a_checkpoint_whose_deadline_comes_before_its_store_call_begins_is_not_s
     store = CheckpointStoreRunner.store
 
     def late(self: CheckpointStoreRunner, wanted: c.StoreCheckpoint, *args: Any) -> Any:
-        assert wanted.checkpoint_id != 2 or may_begin.wait(20)
+        assert wanted.checkpoint_id != 2 or may_begin.wait(DEADLINE_S)
         try:
             return store(self, wanted, *args)
         finally:
@@ -283,17 +284,17 @@ def test_a_checkpoint_whose_deadline_comes_before_its_store_call_begins_is_not_s
     monkeypatch.setattr(CheckpointStoreRunner, "store", late)
 
     async def scenario() -> None:
-        config = settings(tmp_path, **{"execution.checkpointing.timeout": "300ms"})
+        config = settings(tmp_path, **{"execution.checkpointing.timeout": "1s"})
         async with cluster_of(config) as cluster:
             fake = Checkpointed(await cluster.add("tm1"))
             await cluster.submit(make_graph())
             await cluster.wait_for(JOB, "RUNNING")
             assert await take_checkpoint(cluster) == 1
-            assert "not complete after 300 ms" in await refused(cluster)
+            assert "not complete after 1000 ms" in await refused(cluster)
             while 2 not in fake.aborted:  # noqa: ASYNC110 - it is settled
                 await asyncio.sleep(0.01)
             may_begin.set()
-            assert await asyncio.to_thread(began.wait, 20)
+            assert await asyncio.to_thread(began.wait, DEADLINE_S)
             head = HeadStore(LocalStore(tmp_path / "checkpoints" / JOB)).read()
             assert head is not None
             assert [retained.checkpoint_id for retained in head.retained] == [1]

@@ -32,6 +32,7 @@ from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import decode_manifest
 from penstock.storage.snapshot_files import snapshot_file_name
 from tests.support.job_records import JobRecords
+from tests.support.jobs import DEADLINE_S
 
 STATES = client_pb2.AttemptState
 JOB = "0" * 32
@@ -39,7 +40,7 @@ JOB = "0" * 32
 
 def run(scenario: Any) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             await scenario()
 
     asyncio.run(limited())
@@ -128,12 +129,12 @@ def settings(tmp_path: Path, **more: object) -> dict[str, object]:
 
 async def take_checkpoint(cluster: Any) -> int:
     request = client_pb2.TriggerCheckpointRequest(job_id=JOB)
-    return int((await cluster.client.TriggerCheckpoint(request, timeout=10)).checkpoint_id)
+    return int((await cluster.client.TriggerCheckpoint(request, timeout=DEADLINE_S)).checkpoint_id)
 
 
 async def restarted(cluster: Any, restarts: int) -> Any:
     request = client_pb2.WatchJobRequest(job_id=JOB, interval_ms=20)
-    async for details in cluster.client.WatchJob(request, timeout=10):
+    async for details in cluster.client.WatchJob(request, timeout=DEADLINE_S):
         running = details.summary.state == client_pb2.JOB_STATE_RUNNING
         if running and details.summary.restarts >= restarts:
             return details
@@ -259,7 +260,7 @@ def test_an_acknowledgement_meant_for_another_leader_is_refused_and_counted(
     cluster_of: Any, make_graph: Any, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        config = settings(tmp_path, **{"execution.checkpointing.timeout": "300ms"})
+        config = settings(tmp_path, **{"execution.checkpointing.timeout": "1s"})
         async with cluster_of(config) as cluster:
             fake = Checkpointed(await cluster.add("tm1"))
             await cluster.submit(make_graph())

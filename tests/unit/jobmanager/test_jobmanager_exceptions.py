@@ -18,6 +18,7 @@ from penstock.client.job_exceptions import JobException, exception_of
 from penstock.errors import ConfigurationError
 from penstock.pb import client_pb2, graph_pb2
 from tests.support.job_records import JobRecords
+from tests.support.jobs import DEADLINE_S
 
 FAILED = client_pb2.ATTEMPT_STATE_FAILED
 JOB = "0" * 32
@@ -30,7 +31,7 @@ OFTEN = {
 
 def run(scenario: Any) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             await scenario()
 
     asyncio.run(limited())
@@ -64,7 +65,7 @@ async def exceptions(cluster: Any) -> list[JobException]:
 async def restarted(cluster: Any, restarts: int) -> None:
     """Waits until all run again: where others go on, the job runs although what has failed is not there yet."""
     request = client_pb2.WatchJobRequest(job_id=JOB, interval_ms=20)
-    async for details in cluster.client.WatchJob(request, timeout=10):
+    async for details in cluster.client.WatchJob(request, timeout=DEADLINE_S):
         states = {subtask.state for vertex in details.vertices for subtask in vertex.subtasks}
         is_running = details.summary.state == client_pb2.JOB_STATE_RUNNING
         has_all = states == {client_pb2.ATTEMPT_STATE_RUNNING}
@@ -163,7 +164,7 @@ def test_a_job_that_ended_with_its_jobmanager_has_that_end_in_its_history(
 async def told_last(cluster: Any, is_told: Callable[[Any], bool]) -> client_pb2.JobDetails:
     """The job as a client that watches it sees it, once something holds."""
     request = client_pb2.WatchJobRequest(job_id=JOB, interval_ms=20)
-    watch = cluster.client.WatchJob(request, timeout=10)
+    watch = cluster.client.WatchJob(request, timeout=DEADLINE_S)
     async for details in watch:
         if is_told(details):
             watch.cancel()

@@ -18,13 +18,14 @@ from jobmanager.stores.job_store import JobStore
 from penstock import errors
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.pb import client_pb2, graph_pb2
+from tests.support.jobs import DEADLINE_S
 
 STATES = client_pb2.AttemptState
 
 
 def run(scenario: Any) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             await scenario()
 
     asyncio.run(limited())
@@ -89,7 +90,7 @@ def test_a_job_runs_through_splits_and_commit_to_finished(cluster_of: Any, make_
             for taskmanager in (one, two):
                 assert len(taskmanager.allocated) == 1
                 assert sorted(t.attempt.vertex for t in taskmanager.deployed) == ["v0", "v1"]
-                assert taskmanager.config == {"execution.batch-rows": "100"}
+                assert taskmanager.config["execution.batch-rows"] == "100"
                 await taskmanager.all_freed.wait()
                 assert taskmanager.freed == taskmanager.allocated
             commands = one.commands + two.commands
@@ -243,7 +244,16 @@ def test_goodbye_and_silence_and_restart_lose_a_taskmanager(
         config = {"heartbeat.interval": 20, "heartbeat.timeout": 200}
         async with cluster_of(config) as cluster:
             silent = await cluster.add("tm1")
-            job_id = await cluster.submit(make_graph())
+
+            async def live() -> None:
+                while await silent.beat():  # noqa: ASYNC110 - the interval of heartbeats
+                    await asyncio.sleep(0.02)
+
+            async with asyncio.TaskGroup() as tasks:
+                beating = tasks.create_task(live())
+                job_id = await cluster.submit(make_graph())
+                await cluster.wait_for(job_id, "RUNNING")
+                beating.cancel()
             failure = (await cluster.wait_for(job_id, "FAILED")).failure
             assert "no heartbeat for 0.2 s" in failure.message
             beat = internal_pb2.HeartbeatRequest(
@@ -490,7 +500,7 @@ def test_an_id_in_use_is_refused_and_a_restart_is_not(cluster_of: Any, make_grap
             assert await first.beat()
             # A place that refuses connections is no place.
             await first.kill()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(DEADLINE_S):
                 while (
                     await cluster.client.GetCluster(client_pb2.GetClusterRequest())
                 ).taskmanagers:

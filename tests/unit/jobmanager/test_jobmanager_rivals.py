@@ -15,6 +15,7 @@ import pytest
 from common.pb import internal_pb2
 from jobmanager.metrics import build_registry
 from penstock.pb import client_pb2, graph_pb2
+from tests.support.jobs import DEADLINE_S
 
 JOB = "0" * 32
 STATES = client_pb2.AttemptState
@@ -29,7 +30,7 @@ SETTINGS = {
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             await scenario()
 
     asyncio.run(limited())
@@ -133,7 +134,7 @@ class Players:
 
 async def details_with_rival(cluster: Any) -> client_pb2.JobDetails:
     request = client_pb2.WatchJobRequest(job_id=JOB, interval_ms=10)
-    async for details in cluster.client.WatchJob(request, timeout=10):
+    async for details in cluster.client.WatchJob(request, timeout=DEADLINE_S):
         rivals = [one for vertex in details.vertices for one in vertex.speculative_attempts]
         if any(one.state == STATES.ATTEMPT_STATE_RUNNING for one in rivals):
             return details
@@ -199,7 +200,7 @@ def test_a_rival_that_cannot_be_started_harms_nobody(
             await cluster.submit(batch_graph(make_graph))
             await players.has_refused.wait()
             request = client_pb2.WatchJobRequest(job_id=JOB, interval_ms=10)
-            async for details in cluster.client.WatchJob(request, timeout=10):
+            async for details in cluster.client.WatchJob(request, timeout=DEADLINE_S):
                 if counted(cluster) >= 1 and not details.vertices[0].speculative_attempts:
                     break
             for fake in fakes:

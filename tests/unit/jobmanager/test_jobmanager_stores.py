@@ -46,6 +46,7 @@ from penstock.errors import (
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
 from penstock.storage.local_store import LocalStore
 from tests.support.job_records import JobRecords
+from tests.support.jobs import DEADLINE_S
 
 
 def config(**settings: object) -> Configuration:
@@ -117,7 +118,7 @@ def test_a_port_in_use_is_named_and_leaves_nothing(tmp_path: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with start_daemon(tmp_path, "-D", f"jobmanager.rpc.port={port}") as daemon:
-            _, stderr = daemon.communicate(timeout=20)
+            _, stderr = daemon.communicate(timeout=DEADLINE_S)
     assert daemon.returncode == 1
     assert f"port {port} on 127.0.0.1 is in use" in stderr
     assert not list(tmp_path.glob("run/*"))
@@ -137,7 +138,7 @@ def test_the_daemon_registers_and_ends_on_signals(tmp_path: Path, number: int) -
         with urllib.request.urlopen(f"http://{registered['metrics_address']}/metrics") as response:
             assert b"penstock_jobmanager_slots 0.0" in response.read()
         daemon.send_signal(number)
-        _, stderr = daemon.communicate(timeout=20)
+        _, stderr = daemon.communicate(timeout=DEADLINE_S)
     assert (daemon.returncode, stderr) == (0, "")
     assert not file.exists()
     assert list(tmp_path.glob("logs/jobmanager-*.log"))

@@ -26,6 +26,7 @@ from penstock.errors import JobRejected, StoreTransient, StreamError
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.kept_state import dispose
 from tests.support.job_records import JobRecords
+from tests.support.jobs import DEADLINE_S
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     JOB,
     Checkpointed,
@@ -152,7 +153,7 @@ async def ended(cluster: Any) -> Any:
     """The operation, once it has ended."""
     request = client_pb2.GetOperationRequest(job_id=JOB, operation_id=ID)
     while True:
-        found = await cluster.client.GetOperation(request, timeout=10)
+        found = await cluster.client.GetOperation(request, timeout=DEADLINE_S)
         if found.status != client_pb2.OPERATION_STATUS_IN_PROGRESS:
             return found
         await asyncio.sleep(0.02)

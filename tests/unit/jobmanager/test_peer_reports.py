@@ -13,6 +13,7 @@ import pytest
 
 from common.pb import internal_pb2
 from penstock.pb import client_pb2
+from tests.support.jobs import DEADLINE_S
 
 
 def unreachable(
@@ -29,7 +30,7 @@ def unreachable(
 def run() -> Any:
     def run_bounded(work: Any) -> None:
         async def bounded() -> None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(DEADLINE_S):
                 await work()
 
         asyncio.run(bounded())

@@ -24,13 +24,14 @@ from penstock.client.grpc_errors import error_from_rpc
 from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
 from penstock.pb import client_pb2
 from tests.support.job_records import JobRecords
+from tests.support.jobs import DEADLINE_S
 
 STATES = client_pb2.AttemptState
 
 
 def run(scenario: Any) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             await scenario()
 
     asyncio.run(limited())

@@ -21,6 +21,7 @@ from jobmanager.liveness.reachability import JOBMANAGER, Reachability
 from jobmanager.rpc.reachability_client import ReachabilityClient
 from jobmanager.scheduler.taskmanager_watch_runner import TaskManagerWatch
 from penstock.errors import Fenced
+from tests.support.jobs import DEADLINE_S
 
 QUICK_S = 0.3
 
@@ -63,7 +64,7 @@ def connected(address: str) -> ReachabilityClient:
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             await work()
 
     asyncio.run(bounded())

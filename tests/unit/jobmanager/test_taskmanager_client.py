@@ -22,6 +22,7 @@ from jobmanager.liveness.reachability import Reachability
 from jobmanager.rpc.leader_news_client import LeaderNewsClient
 from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from penstock.errors import StoreTransient, StreamError, TaskManagerLost
+from tests.support.jobs import DEADLINE_S
 
 
 class WithoutDisk(internal_pb2_grpc.TaskManagerInternalServicer):
@@ -100,7 +101,7 @@ async def error_of(address: str, rpc_timeout_ms: int = 10_000) -> StreamError:
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             await work()
 
     asyncio.run(bounded())

@@ -21,6 +21,7 @@ from jobmanager.job import ended_checkpoints_runner
 from penstock.errors import StoreTransient
 from penstock.pb import client_pb2, graph_pb2
 from tests.support.job_records import JobRecords
+from tests.support.jobs import DEADLINE_S
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     JOB,
     Checkpointed,
@@ -67,7 +68,7 @@ async def told(cluster: Any, state: str, text: str) -> Any:
 async def has_restarted(cluster: Any, times: int) -> Any:
     """Waits until the job has begun so many restarts, whatever comes of them."""
     request = client_pb2.WatchJobRequest(job_id=JOB, interval_ms=20)
-    async for details in cluster.client.WatchJob(request, timeout=30):
+    async for details in cluster.client.WatchJob(request, timeout=DEADLINE_S):
         if details.summary.restarts >= times:
             return details
     raise AssertionError("the job has ended")

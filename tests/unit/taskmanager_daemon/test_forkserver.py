@@ -23,6 +23,7 @@ from penstock.errors import StreamError, TaskFailure
 from taskmanager.daemon.slot_environment import slot_variables
 from taskmanager.processes import fork_protocol, forkserver_runner
 from taskmanager.processes.forkserver_runner import ForkedChild, ForkserverRunner
+from tests.support.jobs import DEADLINE_S
 from tests.unit.taskmanager_daemon.fake_slot import LATE_MODULE
 
 
@@ -75,7 +76,7 @@ def children_of(pid: int) -> list[str]:
 
 
 def await_child(pid: int) -> None:
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + DEADLINE_S
     while not children_of(pid):
         assert time.monotonic() < deadline_s, "nothing was forked"
 
