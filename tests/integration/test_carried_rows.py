@@ -11,21 +11,17 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import penstock as ps
 from tests.integration.conftest import NewEnvironment
 from tests.support.file_sinks import read, visible
 from tests.support.jobs import DEADLINE_S, await_details
+from tests.support.paced_numbers import PacedNumbers
 
 pytestmark = pytest.mark.integration
 
-ROWS, RATE = 1_000, 100
-
-
-def numbers(start: int, count: int) -> pa.RecordBatch:
-    return pa.record_batch({"n": pa.array(range(start, start + count), pa.int64())})
+ROWS = 1_000
 
 
 class KillsItsSlot(ps.ProcessFunction):
@@ -51,8 +47,9 @@ class KillsItsSlot(ps.ProcessFunction):
         out.emit(row)
 
 
-def build(env: ps.Environment, output: Path, marker: Path, rate: float | None) -> None:
-    rows = env.generate(numbers, rows=ROWS, rate=rate, schema={"n": "int64"}).uid("numbers")
+def build(env: ps.Environment, output: Path, marker: Path, gate: Path) -> None:
+    numbers = PacedNumbers(ROWS, gate, splits=2, rows_at_once=5)
+    rows = env.source(numbers).uid("numbers")
     passed = rows.process(KillsItsSlot(str(marker)), schema={"n": "int64"}).uid("kills")
     passed.write_json(str(output), min_size="1mb", max_delay="1h").uid("files")
 
@@ -74,9 +71,10 @@ def test_over_a_kill_a_savepoint_and_a_fork(
         "state.backend.type": backend,
     }
     output, marker, other = tmp_path / "out", tmp_path / "killed", tmp_path / "other"
+    gate = tmp_path / "gate"
     subtasks = 2
     env = new_env(subtasks, config)
-    build(env, output, marker, RATE)
+    build(env, output, marker, gate)
     handle = env.submit("original")
     await_details(handle, lambda _metrics, state: marker.exists() and state == "RUNNING")
     restored = handle.details().last_checkpoint_id
@@ -88,10 +86,11 @@ def test_over_a_kill_a_savepoint_and_a_fork(
     published = written(output)
     assert len(visible(output)) == subtasks
     assert len(published) < ROWS
+    gate.touch()
     assert handle.wait(DEADLINE_S).status == "FINISHED"
     assert written(output) == list(range(ROWS))
     env = new_env(3, config)
-    build(env, other, marker, None)
+    build(env, other, marker, gate)
     fork = env.submit("fork", from_savepoint=path)
     assert fork.wait(DEADLINE_S).status == "FINISHED"
     assert sorted(published + written(other)) == list(range(ROWS))

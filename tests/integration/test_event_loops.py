@@ -49,7 +49,7 @@ def fails_at(row: Any) -> int:
 
 def build(env: ps.Environment, output: Path) -> None:
     schema = {"n": "int64"}
-    rows = env.generate(numbers, rows=100_000, rate=2_000, schema=schema).exchange("caching")
+    rows = env.generate(numbers, rate=2_000, schema=schema).exchange("caching")
     keyed = rows.select(key=ps.col("n") % 7, n=ps.col("n")).key_by("key")
     counts = keyed.process(Count(), schema={"key": "int64", "count": "int64"})
     counts.write_parquet(output)

@@ -150,9 +150,12 @@ def test_cancelled_and_failed_jobs_are_listed_with_what_they_can_be_started_from
     listed = {job.job_id: job.restorable_from for job in client.jobs()}
     assert listed[Path(path).name].startswith(f"{path}/chk-")
     env = new_env(1, config(tmp_path) | {"restart-strategy.type": "none"})
-    failing = env.generate(numbers, rows=ROWS, rate=RATE, schema={"n": "int64"})
-    failing.map(lambda row: 1 // (200 - row.n), schema={"n": "int64"}).discard()
+    fails = tmp_path / "fails"
+    failing = env.generate(numbers, rate=RATE, schema={"n": "int64"})
+    failing.map(lambda row: 1 // (not fails.exists()), schema={"n": "int64"}).discard()
     handle = env.submit("failing")
+    await_details(handle, lambda _m, _s: handle.details().last_checkpoint_id)
+    fails.touch()
     with pytest.raises(ps.JobFailed) as failed:
         handle.wait(DEADLINE_S)
     last = str(failed.value).splitlines()[-1]
@@ -236,8 +239,8 @@ def test_a_claimed_checkpoint_belongs_to_the_job_and_goes_with_it(
     new_env: NewEnvironment, tmp_path: Path
 ) -> None:
     path = run_until_checkpoint(new_env, tmp_path)
-    env = new_env(3, config(tmp_path))
-    build(env, tmp_path / "out", RATE)
+    env = new_env(1, config(tmp_path))
+    build(env, tmp_path / "out", SLOW)
     handle = env.submit("second", from_savepoint=path, claim=True)
     claimed = handle.details().started_from.checkpoint_id
     left = {job.job_id: job.restorable_from for job in handle._client.jobs()}
@@ -247,10 +250,14 @@ def test_a_claimed_checkpoint_belongs_to_the_job_and_goes_with_it(
     build(env, tmp_path / "other")
     with pytest.raises(ps.JobRejected, match=f"job {handle.job_id} still runs"):
         env.submit("third", from_savepoint=path, claim=True)
+    saved = handle.stop(tmp_path / "savepoints", timeout=DEADLINE_S)
     assert handle.wait(DEADLINE_S).status == "FINISHED"
-    assert_complete(tmp_path / "out")
     assert handle.details().started_from.claimed
     wait_gone(Path(path), Deadline(f"the end of {path}"))
+    env = new_env(3, config(tmp_path))
+    build(env, tmp_path / "out")
+    assert env.submit("third", from_savepoint=saved).wait(DEADLINE_S).status == "FINISHED"
+    assert_complete(tmp_path / "out")
 
 
 @pytest.mark.parametrize("claim", [False, True])

@@ -32,6 +32,7 @@ from penstock.cli.main import main
 from penstock.errors import StreamError
 from tests.support.jobs import DEADLINE_S, await_details
 from tests.support.metric_names import OF_JOBMANAGER, OF_TASKMANAGER
+from tests.support.paced_numbers import PacedNumbers
 from tests.support.processes import Deadline, wait_ended, wait_in_directory
 from tests.support.servers import require, run_tool
 
@@ -94,7 +95,7 @@ def leader(topology: LocalTopology) -> str:
 def samples(topology: LocalTopology, expression: str, count: int) -> list[dict[str, Any]]:
     """What Prometheus says, once it says so much."""
     url = f"http://{topology.address('prometheus', 9090)}/api/v1/query?query={quote(expression)}"
-    deadline = Deadline(f"{count} samples of {expression}", 60)
+    deadline = Deadline(f"{count} samples of {expression}")
     while True:
         with urlopen(url, timeout=5) as response:
             found: list[dict[str, Any]] = json.load(response)["data"]["result"]
@@ -124,11 +125,12 @@ def run_job(address: str) -> None:
         assert sum(row.n for row in rows) == 30_000
 
 
-def run_job_with_checkpoints(address: str, directory: Path) -> None:
+def run_job_with_checkpoints(address: str, directory: Path, gate: Path) -> None:
     """By default: the configuration of the daemons says where they go."""
     with ps.Environment(address, parallelism=2) as env:
         rows = (
-            env.generate(bids, rows=20_000, rate=10_000)
+            env.source(PacedNumbers(20_000, gate, splits=2))
+            .with_columns(auction=ps.col("n") % 10)
             .key_by("auction")
             .aggregate(n=ps.count())
             .uid("totals")
@@ -136,11 +138,12 @@ def run_job_with_checkpoints(address: str, directory: Path) -> None:
         )
         handle = env.submit("totals")
         await_details(handle, lambda metrics, state: state == "RUNNING")
-        checkpoint_id = handle.checkpoint(20)
+        checkpoint_id = handle.checkpoint(DEADLINE_S)
         (checkpoint,) = [one for one in handle.checkpoints() if one.id == checkpoint_id]
         assert checkpoint.status == "COMPLETED"
         assert Path(checkpoint.path).is_relative_to(directory)
         assert (directory / handle.job_id / "HEAD").is_file()
+        gate.touch()
         assert handle.wait(DEADLINE_S).status == "FINISHED"
         gone = directory / handle.job_id
         wait_in_directory(directory, lambda: not gone.exists(), "a finished job has no checkpoints")
@@ -159,9 +162,10 @@ def check_metrics(text: str, expected: frozenset[str]) -> None:
 
 
 def test_the_composed_cluster_needs_its_token_and_runs_jobs(
-    topology: LocalTopology, monkeypatch: pytest.MonkeyPatch
+    topology: LocalTopology, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run_job_with_checkpoints(topology.jobmanagers, topology.directory / "storage" / "checkpoints")
+    checkpoints = topology.directory / "storage" / "checkpoints"
+    run_job_with_checkpoints(topology.jobmanagers, checkpoints, tmp_path / "gate")
     run_job(topology.jobmanagers)
     monkeypatch.delenv("PENSTOCK_TOKEN")
     with pytest.raises(StreamError, match="token"):

@@ -25,14 +25,15 @@ from penstock.client.job_result import state_name
 from penstock.errors import StreamError
 from penstock.pb import client_pb2
 from tests.support.committed_files import Table
-from tests.support.processes import DaemonCluster, own_cluster, wait_ended
+from tests.support.paced_numbers import PacedNumbers
+from tests.support.processes import DEADLINE_S, DaemonCluster, own_cluster, wait_ended
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(9)]
 
-ROWS, RATE, KEYS, WINDOW_MS = 8_000, 2_000, 7, 100
-SCHEMA = pa.schema([("n", pa.int64()), ("key", pa.int64())])
+ROWS, KEYS, WINDOW_MS = 8_000, 7, 100
+ROWS_AT_ONCE = 2 * WINDOW_MS
+"""Of each of two splits: windows fire in front of the first checkpoint, and behind each."""
 NUMBERED = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("number", pa.int64())])
-DEADLINE_S = 60.0
 ORDERS = [
     pytest.param([["tm-1", "tm-2"], ["1"]], id="dependents-first"),
     pytest.param([["1"], ["tm-1", "tm-2"]], id="jobmanager-first"),
@@ -55,7 +56,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
         taskmanagers=2,
         slots=1,
         heartbeat_interval="200ms",
-        heartbeat_timeout="1s",
+        heartbeat_timeout="3s",
     ) as cluster:
         yield cluster
 
@@ -78,6 +79,7 @@ class Job:
         self, handle: ps.JobHandle, directory: Path, windows: Any, *, takes_checkpoints: bool
     ) -> None:
         self.handle = handle
+        self._directory = directory
         self._takes_checkpoints = takes_checkpoints
         self._numbered = Table(str(directory / "numbered"), lambda row: row["n"])
         self._windows = Table(str(directory / "windows"), lambda row: (row["key"], row["first"]))
@@ -102,9 +104,10 @@ class Job:
         self.await_that(lambda details: details.last_checkpoint_id > 0)
         return self.handle.details().last_checkpoint_id
 
-    def finish(self, seconds: float = DEADLINE_S) -> None:
-        """Waits for its end and compares."""
-        assert self.handle.wait(seconds).status == "FINISHED"
+    def finish(self) -> None:
+        """Lets it read all that is left, waits for its end and compares."""
+        (self._directory / "gate").touch()
+        assert self.handle.wait(DEADLINE_S).status == "FINISHED"
         self._numbered.look()
         self._windows.look()
         by_key: dict[int, list[dict[str, Any]]] = {key: [] for key in range(KEYS)}
@@ -147,6 +150,12 @@ def expected_windows() -> list[tuple[int, int, int, int, int]]:
     return sorted(found)
 
 
+def numbers(env: ps.Environment, directory: Path) -> ps.Stream:
+    """What the jobs read."""
+    source = PacedNumbers(ROWS, directory / "gate", splits=2, rows_at_once=ROWS_AT_ONCE)
+    return env.source(source).uid("numbers")
+
+
 Submit = Callable[..., Job]
 
 
@@ -161,14 +170,10 @@ def submit(cluster: DaemonCluster, tmp_path: Path) -> Iterator[Submit]:
             env = stack.enter_context(
                 ps.Environment(cluster.jobmanager, parallelism=2, config=config)
             )
-
-            def make(start: int, count: int) -> pa.RecordBatch:
-                numbers = range(start, start + count)
-                return pa.record_batch([list(numbers), [n % KEYS for n in numbers]], schema=SCHEMA)
-
-            rows = env.generate(make, rows=ROWS, rate=RATE, schema=SCHEMA).with_event_time(
+            rows = numbers(env, tmp_path).with_event_time(
                 "n", out_of_orderness="1s" if takes_checkpoints else "0ms"
             )
+            rows = rows.with_columns(key=ps.col("n") % KEYS)
             rows.key_by("key").process(Number(), schema=NUMBERED).uid("number").write_json(
                 str(tmp_path / "numbered")
             )
@@ -217,7 +222,7 @@ def test_a_taskmanager_that_ends_and_is_replaced(
     at_least = job.await_checkpoint()
     victim = cluster.daemons("taskmanager")[0]
     os.kill(victim["pid"], number)
-    wait_ended(victim["pid"], 10)
+    wait_ended(victim["pid"])
     job.await_that(lambda details: state_name(details) == "RESTARTING")
     failure = job.handle.details().failure
     assert failure.error_class == "TaskManagerLost"
@@ -245,14 +250,8 @@ def test_of_two_regions_that_fail_at_once_the_one_that_has_its_slot_runs_again_m
         "execution.checkpointing.interval": "200ms",
         "restart-strategy.exponential-delay.initial-backoff": "2s",
     }
-
-    def make(start: int, count: int) -> pa.RecordBatch:
-        numbers = range(start, start + count)
-        return pa.record_batch([list(numbers), [n % KEYS for n in numbers]], schema=SCHEMA)
-
     with ps.Environment(cluster.jobmanager, parallelism=2, config=config) as env:
-        rows = env.generate(make, rows=ROWS, rate=RATE, schema=SCHEMA)
-        rows.write_json(str(tmp_path / "rows"))
+        numbers(env, tmp_path).write_json(str(tmp_path / "rows"))
         handle = env.submit("apart")
         job = Job(handle, tmp_path, None, takes_checkpoints=True)
         job.await_checkpoint()
@@ -262,7 +261,7 @@ def test_of_two_regions_that_fail_at_once_the_one_that_has_its_slot_runs_again_m
         [process] = cluster.slot_pids(daemons[stays])
         os.kill(process, signal.SIGKILL)
         os.kill(daemons[goes], signal.SIGKILL)
-        wait_ended(daemons[goes], 10)
+        wait_ended(daemons[goes])
 
         def is_apart(details: client_pb2.JobDetails) -> bool:
             back, waits = details.vertices[0].subtasks
@@ -274,6 +273,7 @@ def test_of_two_regions_that_fail_at_once_the_one_that_has_its_slot_runs_again_m
         assert handle.status() == "RUNNING"
         checkpoint_id = handle.details().last_checkpoint_id
         cluster.start(taskmanagers=2)
+        (tmp_path / "gate").touch()
         assert handle.wait(DEADLINE_S).status == "FINISHED"
         assert handle.details().last_checkpoint_id >= checkpoint_id
         assert job.restarts == 1, "what fails while the delay runs counts once"
@@ -289,7 +289,7 @@ def stop(cluster: DaemonCluster, ids: Sequence[str]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
     for pid in pids:
-        wait_ended(pid, 10)
+        wait_ended(pid)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -386,7 +386,7 @@ def test_a_jobmanager_whose_successor_goes_on(
     taskmanagers = [daemon["pid"] for daemon in cluster.daemons("taskmanager")]
     address, pid = cluster.jobmanager, cluster.pid("jobmanager")
     os.kill(pid, number)
-    wait_ended(pid, 8)
+    wait_ended(pid)
     cluster.start(taskmanagers=2)
     assert cluster.jobmanager == address
     assert [daemon["pid"] for daemon in cluster.daemons("taskmanager")] == taskmanagers
@@ -409,7 +409,7 @@ def test_a_job_that_waits_is_told_that_its_jobmanager_suspends_it(
     with pytest.raises(StreamError) as raised:
         job.handle.wait(DEADLINE_S, on_progress=end)
     assert not isinstance(raised.value, ps.JobFailed), raised.value
-    wait_ended(pid, 8)
+    wait_ended(pid)
     cluster.start(taskmanagers=2)
     job.finish()
 
@@ -419,7 +419,7 @@ def test_all_daemons_are_killed_and_the_job_goes_on(cluster: DaemonCluster, subm
     at_least = job.await_checkpoint()
     for daemon in cluster.daemons():
         os.kill(daemon["pid"], signal.SIGKILL)
-    cluster.site.wait_for_no_process(5)
+    cluster.site.wait_for_no_process()
     cluster.start(taskmanagers=2)
     job.finish()
     assert (job.restored_checkpoint_id(cluster) or 0) >= at_least
