@@ -18,6 +18,7 @@ import penstock as ps
 from penstock.pb import client_pb2
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S
+from tests.support.processes import wait_in_directory
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
@@ -62,12 +63,18 @@ class Gated(ps.Source):
         return _Reader(100 * int(split.id), gates, int(position or b"0"))
 
 
+def await_kept(notes: Path, number: int, attempt: int) -> None:
+    """Waits until an attempt of a ``watcher`` keeps an item for a row: one that runs may not have read any yet."""
+    kept = notes.with_name(f"kept-{number}-{attempt}")
+    wait_in_directory(notes.parent, kept.exists, f"row {number} in attempt {attempt}")
+
+
 def watcher(redistribute: str, size: int, notes: Path, fails: list[int]) -> ps.ProcessFunction:
     class Watcher(ps.ProcessFunction):
         items = ps.OperatorListState("items", pa.string(), redistribute=redistribute)
 
         def open(self, ctx: ps.FunctionContext) -> None:
-            self.subtask = ctx.subtask_index
+            self.subtask, self.attempt = ctx.subtask_index, ctx.attempt
             seen = [item.split(":")[0] for item in self.items.get()]
             with notes.open("a") as file:
                 file.write(json.dumps([ctx.subtask_index, seen]) + "\n")
@@ -83,6 +90,7 @@ def watcher(redistribute: str, size: int, notes: Path, fails: list[int]) -> ps.P
                 failed.touch()
                 raise RuntimeError("as the test wants it")
             self.kept.append(f"{self.subtask}.{row.n}:{'x' * size}")
+            notes.with_name(f"kept-{row.n}-{self.attempt}").touch()
 
         def snapshot(self, ctx: ps.CheckpointContext) -> None:
             self.items.update(self.kept)
@@ -134,10 +142,12 @@ def test_items_of_finished_subtasks_are_seen_after_restores(
     handle = env.submit("finished first")
     _await(handle, finished=2, restarts=0)
     for restarts, gate in enumerate(gates[:2], start=1):
+        await_kept(notes, 199 + restarts, restarts - 1)
         for _ in range(3):  # nothing that is needed goes with older ones
             handle.checkpoint()
         gate.touch()
         _await(handle, finished=2, restarts=restarts)
+    await_kept(notes, 202, 2)
     handle.checkpoint()
     gates[2].touch()
     assert handle.wait(DEADLINE_S).status == "FINISHED"

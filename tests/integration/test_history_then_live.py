@@ -20,7 +20,13 @@ import pytest
 import penstock as ps
 from penstock.errors import StreamError
 from tests.integration.conftest import NewEnvironment
-from tests.integration.test_load_first import Rows, await_checkpoint, lines, restarting
+from tests.integration.test_load_first import (
+    Rows,
+    await_checkpoint,
+    await_running,
+    lines,
+    restarting,
+)
 from tests.support.jobs import DEADLINE_S, await_details, cancel, run
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(4)]
@@ -140,6 +146,7 @@ def test_nothing_of_live_is_read_and_no_checkpoint_is_taken_before(
     history = env.source(history_of(tmp_path / "h", {500: gate}))
     ordered(history, env.source(live_of(tmp_path / "l"))).discard()
     handle = env.submit("waits")
+    await_running(handle, may_wait=True)
     await_details(handle, lambda metrics, state: lines(tmp_path / "h") > 1)
     with pytest.raises(StreamError, match=r"load_first.*blocking exchange e0 \(v0 -> v2\)"):
         handle.checkpoint()

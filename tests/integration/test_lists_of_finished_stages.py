@@ -20,7 +20,7 @@ from typing_extensions import override
 import penstock as ps
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.manifest import decode_manifest
-from tests.integration.test_finished_subtasks import ROW, SEEN, Gated, watcher
+from tests.integration.test_finished_subtasks import ROW, SEEN, Gated, await_kept, watcher
 from tests.support.jobs import DEADLINE_S
 from tests.support.processes import DaemonCluster, site, wait_ended
 
@@ -104,12 +104,14 @@ def test_lists_of_a_stage_are_kept_whatever_of_it_is_done_again(
         vertex = "v0"
         await_states(handle, finished=2, begun=3, restarts=0)
         of_others = [(0, "0.0"), (1, "1.100")]
+        await_kept(notes, 200, 0)
         checkpoint_id = handle.checkpoint()
         assert items_kept(directory, checkpoint_id, vertex) == [*of_others, (2, "2.200")]
         gates[0].touch()
         await_states(handle, finished=2, begun=3, restarts=1)
         opened = [json.loads(line) for line in notes.read_text().splitlines()]
         assert opened[3:] == [[2, []]], "it writes its rows again as it did, from the first on"
+        await_kept(notes, 201, 1)
         checkpoint_id = handle.checkpoint()
         made = [*of_others, (2, "2.200"), (2, "2.201")]
         assert items_kept(directory, checkpoint_id, vertex) == made

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 import penstock as ps
 from penstock.cli.main import main
-from tests.support.processes import DaemonCluster
+from tests.support.processes import DEADLINE_S, DaemonCluster
 
 pytestmark = pytest.mark.integration
 
@@ -76,8 +76,7 @@ def test_a_function_that_raises_once_is_in_the_history(
     env = environment(parallelism=2)
     env.set_restart_strategy(QUICK)
     handle = submit(env, once)
-    assert handle.exceptions() == []
-    handle.wait(30)
+    handle.wait(DEADLINE_S)
     (entry,) = handle.exceptions()
     cause = entry.root_cause
     assert cause.error_class == "TaskFailure"
@@ -104,7 +103,7 @@ def test_a_function_that_always_raises_leaves_a_complete_history(
     env.set_restart_strategy(QUICK)
     handle = submit(env, refuse_seven)
     with pytest.raises(ps.JobFailed, match=r"restart-strategy\.fixed-delay\.attempts"):
-        handle.wait(30)
+        handle.wait(DEADLINE_S)
     entries = handle.exceptions()
     assert [entry.restart_number for entry in entries] == [3, 3, 2, 1]
     assert [entry.delay_ms for entry in entries] == [None, 50, 50, 50]
@@ -146,7 +145,7 @@ def test_the_place_of_a_failing_row_is_shown_after_restarts_in_the_middle_too(
     rows.map(crash_once_then_fail, schema=OUT).discard()
     handle = env.submit("positions")
     with pytest.raises(ps.JobFailed) as failed:
-        handle.wait(30)
+        handle.wait(DEADLINE_S)
     places = [entry.root_cause.position for entry in reversed(handle.exceptions())]
     assert places[0] == f"{path}, line 3002"
     assert set(places[1:]) == {f"{path}, line 4323"}
@@ -166,7 +165,7 @@ def test_what_the_user_says_no_restart_mends_ends_the_job(environment: MakeEnvir
     env.set_restart_strategy(ps.RestartStrategies.exponential_delay())
     handle = submit(env, find_no_licence)
     with pytest.raises(ps.JobFailed, match="cannot score"):
-        handle.wait(30)
+        handle.wait(DEADLINE_S)
     assert handle.details().summary.restarts == 0
     entry = handle.exceptions()[0]
     assert entry.ended_job
@@ -177,6 +176,6 @@ def test_a_job_that_never_failed_has_no_history(
     environment: MakeEnvironment, failure_cluster: DaemonCluster
 ) -> None:
     handle = submit(environment(), lambda row: {"b": row.a})
-    handle.wait(30)
+    handle.wait(DEADLINE_S)
     assert handle.exceptions() == []
     assert shown(failure_cluster, handle.job_id) == "no failures\n"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -233,10 +234,12 @@ def look_at_calls(found: Found, client: Client, job_id: str) -> None:
 
 
 def look_at_files(found: Found, directory: Path) -> None:
-    for path in directory.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            found.add(f"file {path.relative_to(directory)}", path.read_bytes())
-            found.add("names of files", path.name)
+    for place, _, names in os.walk(directory):
+        for path in (Path(place, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):  # a job that has ended is cleaned up
+                if path.is_file() and not path.is_symlink():
+                    found.add(f"file {path.relative_to(directory)}", path.read_bytes())
+                    found.add("names of files", path.name)
 
 
 def look_into_the_bucket(found: Found, client: Any) -> None:
