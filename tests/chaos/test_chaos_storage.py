@@ -18,6 +18,7 @@ import penstock as ps
 from penstock.client.job_result import state_name
 from penstock.storage import head, manifest
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
+from tests.support.jobs import DEADLINE_S
 from tests.support.ledger_job import LedgerJob
 from tests.support.small_disk import filled, small_disk
 
@@ -175,7 +176,7 @@ def test_every_manifest_is_damaged(job: LedgerJob) -> None:
     before = job.content()
     job.kill_a_slot()
     with pytest.raises(ps.JobFailed, match="none of the checkpoints"):
-        job.handle.wait(30)
+        job.handle.wait(DEADLINE_S)
     assert job.content() == before
     assert state_name(job.handle.details()) == "FAILED"
 

@@ -19,7 +19,7 @@ from penstock.client.client import Client
 from penstock.local.local_cluster import LocalCluster
 from penstock.pb import client_pb2
 from tests.support.examples import RUNS_ALL
-from tests.support.processes import Site, site
+from tests.support.processes import DEADLINE_S, Site, site
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(2)]
 
@@ -110,7 +110,7 @@ def test_rows_come_as_they_are_made(env: ps.Environment, client: Client) -> None
     assert handle.status() == "RUNNING"
     handle.cancel()
     with pytest.raises(ps.JobCanceled):
-        handle.wait(30)
+        handle.wait(DEADLINE_S)
 
 
 def test_a_loop_is_as_good_as_a_list(env: ps.Environment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_a_loop_needs_bounded_memory(cluster: LocalCluster, place: Site) -> None
     script.write_text(MEMORY)
     # What is freed goes back to the system at once: else what the allocator keeps is what one sees.
     gives_back = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    ended = place.start_python(str(script), cluster.address, environment=gives_back).wait(120)
+    ended = place.start_python(str(script), cluster.address, environment=gives_back).wait()
     assert ended.status == 0, ended.stderr
     assert int(ended.stdout.split()[-1]) < 300, "of two times 600 MB, of which 64 MB each are kept"
 
@@ -255,7 +255,7 @@ def test_what_functions_print_is_seen_where_the_script_runs(place: Site) -> None
         env.execute("prints")
         """)
     )
-    ended = place.start_python(str(script)).wait(60)
+    ended = place.start_python(str(script)).wait()
     assert ended.status == 0, ended.stderr
     lines = ended.stdout.splitlines()
     assert sorted(line for line in lines if line.startswith("in")) == sorted(

@@ -23,9 +23,11 @@ from penstock.client.client import Client
 from penstock.client.job import JobHandle
 from penstock.errors import JobRejected
 from tests.support.processes import (
+    DEADLINE_S,
     DaemonCluster,
     Deadline,
     Ended,
+    kill_all,
     own_cluster,
     slot_pids,
     wait_ended,
@@ -119,7 +121,7 @@ def test_a_user_compacts_and_sorts(cluster: DaemonCluster) -> None:
 def await_finished(cluster: DaemonCluster, name: str) -> None:
     with Client(cluster.jobmanager) as client:
         (job_id,) = [job.job_id for job in client.jobs() if job.name == name]
-        JobHandle(client, job_id).wait(60)
+        JobHandle(client, job_id).wait(DEADLINE_S)
 
 
 def hold_until(gate: Path, begun: Path) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
@@ -162,14 +164,13 @@ def test_readers_go_on_with_what_they_read_whatever_is_killed(
             case "the command":
                 command.send(signal.SIGKILL)
             case "its slots":
-                for slot in slot_pids(cluster.pid("taskmanager")):
-                    os.kill(slot, signal.SIGKILL)
+                kill_all(slot_pids(cluster.pid("taskmanager")))
             case "the JobManager":
                 jobmanager = cluster.pid("jobmanager")
                 os.kill(jobmanager, signal.SIGKILL)
                 wait_ended(jobmanager)
                 cluster.start(taskmanagers=2, slots=3)
-        ended = command.wait(90)
+        ended = command.wait()
         if killed in ("nothing", "its slots"):
             assert ended.status == 0, ended.stderr
         else:  # the job goes on without it
@@ -177,7 +178,7 @@ def test_readers_go_on_with_what_they_read_whatever_is_killed(
         assert len({job for _, job in held(cluster)}) == 2, "the reader's rows are kept"
         assert [row["n"] for row in read(cluster, "numbers")] == list(range(ROWS))
         gate.touch()
-        reader.wait(60)
+        reader.wait(DEADLINE_S)
     rows = Counter(pq.read_table(tmp_path / "output")["n"].to_pylist())
     assert rows == Counter(range(ROWS))
     await_swept(cluster, 1)

@@ -17,7 +17,7 @@ import penstock as ps
 from penstock import col
 from tests.integration.conftest import NewEnvironment
 from tests.support.expected_windows import EPOCH, sliced
-from tests.support.jobs import assert_same_rows, cancel, rows_of, run
+from tests.support.jobs import DEADLINE_S, assert_same_rows, cancel, rows_of, run
 from tests.support.row_server import LineServer, RowReceiver
 from tests.support.window_oracle import MAX_TIME, WindowOracle
 
@@ -187,7 +187,7 @@ def test_windows_fire_as_event_time_passes(env: ps.Environment) -> None:
         assert receiver.take(1) == [{"source": "a", "n": 1}]
         server.end()
         assert receiver.take(1) == [{"source": "a", "n": 1}]
-        assert handle.wait(30).status == "FINISHED"
+        assert handle.wait(DEADLINE_S).status == "FINISHED"
 
 
 def test_a_late_row_within_the_allowed_lateness_fires_again(env: ps.Environment) -> None:

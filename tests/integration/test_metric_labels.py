@@ -62,7 +62,7 @@ def test_both_daemons_name_job_and_operators(tmp_path: Path) -> None:
                 assert labels_of(daemon["metrics_address"], handle.job_id) == expected
             handle.cancel()
             with pytest.raises(ps.JobCanceled):
-                handle.wait(20)
+                handle.wait(DEADLINE_S)
         cluster.stop()
 
 

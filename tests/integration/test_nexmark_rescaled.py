@@ -8,8 +8,6 @@ through.
 
 from __future__ import annotations
 
-import os
-import signal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from penstock.local.local_cluster import LocalCluster
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S, assert_same_rows, await_details
 from tests.support.nexmark_queries import QUERIES, RATE
-from tests.support.processes import slot_pids
+from tests.support.processes import kill_all, slot_pids
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(9)]
 
@@ -44,8 +42,7 @@ def kill_slots(cluster: LocalCluster) -> None:
     """Kills the processes of all jobs."""
     for daemon in cluster.daemons():
         if daemon.role == "taskmanager":
-            for pid in slot_pids(daemon.pid):
-                os.kill(pid, signal.SIGKILL)
+            kill_all(slot_pids(daemon.pid))
 
 
 @pytest.mark.parametrize("parallelism", [3, 1])

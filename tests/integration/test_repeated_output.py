@@ -34,7 +34,6 @@ def cluster(tmp_path: Path) -> Iterator[DaemonCluster]:
             slots=2,
             jobmanager_metrics_port="0",
             heartbeat_interval="200ms",
-            heartbeat_timeout="2s",
         )
         yield cluster
         cluster.stop()

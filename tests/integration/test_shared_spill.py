@@ -17,7 +17,9 @@ import pytest
 import penstock as ps
 from penstock.client.client import Client
 from tests.support.processes import (
+    DEADLINE_S,
     DaemonCluster,
+    kill_all,
     site,
     slot_pids,
     wait_ended,
@@ -39,7 +41,7 @@ def start(
         **{key.replace("__", "-").replace("_", "."): value for key, value in others.items()},
         "taskmanager.spill.format": spill_format,
         "heartbeat.interval": "100ms",
-        "heartbeat.timeout": "2s",
+        "heartbeat.timeout": "5s",
     }
     if shared:
         options["taskmanager.spill.shared-dir"] = shared
@@ -159,8 +161,7 @@ def test_whatever_is_killed_every_row_is_there_once(
             wait_ended(jobmanager)
             start(cluster, str(shared))
         else:
-            for slot in slot_pids(cluster.pid("taskmanager")):
-                os.kill(slot, signal.SIGKILL)
+            kill_all(slot_pids(cluster.pid("taskmanager")))
         staged.closed.unlink(missing_ok=True)
         staged.gate.touch()
         job.finish()
@@ -234,7 +235,7 @@ def test_a_full_disk_is_told_and_a_job_goes_on_when_there_is_room(
                 staged.await_first_stage(job)
                 staged.closed.unlink()
                 with pytest.raises(ps.JobFailed, match=r"cannot be written to .*/shared.*No space"):
-                    job.handle.wait(60)
+                    job.handle.wait(DEADLINE_S)
             again = StagedJob(tmp_path, "again")
             again.gate.touch()
             with again.submit(cluster, client) as job:
@@ -257,7 +258,7 @@ def test_a_mount_that_hangs_is_waited_for_so_long(cluster: DaemonCluster, tmp_pa
                         ps.JobFailed,
                         match=r"has not answered for 1 s \(taskmanager\.spill\.shared-timeout\)",
                     ):
-                        job.handle.wait(60)
+                        job.handle.wait(DEADLINE_S)
             again = StagedJob(tmp_path, "again")
             again.gate.touch()
             with again.submit(cluster, client) as job:

@@ -231,7 +231,7 @@ def test_without_checkpoints_names_are_final_only_when_the_job_has_finished(
         assert written
         assert all(path.name.startswith(".") for path in written)
         server.end()
-        assert handle.wait(30).status == "FINISHED"
+        assert handle.wait(DEADLINE_S).status == "FINISHED"
     assert Counter(row["line"] for row in read_back("csv", tmp_path / "csv")) == {
         "one": 1,
         "two": 1,
@@ -337,7 +337,7 @@ def test_print_writes_to_the_log_of_the_task(
 ) -> None:
     bids.filter(col("n") < 40).select("n", "bidder").print().name("shown")
     handle = env.submit("print")
-    handle.wait(30)
+    handle.wait(DEADLINE_S)
     lines = logged(client, handle)
     assert {line.partition("] ")[0] for line in lines} <= {"[shown (1/2)", "[shown (2/2)"}
     found = [json.loads(line.partition("] ")[2]) for line in lines]

@@ -161,7 +161,7 @@ print("done")
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_modules_called_as_ours_beside_an_embedded_script(place: Site, backend: str) -> None:
     project = write_project(place.directory / "project")
-    assert_right(place.start_python("job.py", backend, directory=project).wait(90))
+    assert_right(place.start_python("job.py", backend, directory=project).wait())
     assert (project / "failed").exists(), "the restart is part of the test"
 
 
@@ -187,7 +187,7 @@ def write_small(directory: Path) -> Path:
 def test_a_package_without_init_beside_a_plain_script(place: Site) -> None:
     project = write_small(place.directory / "project")
     (project / "job.py").write_text(SMALL)
-    ended = place.start_python("job.py", directory=project).wait(90)
+    ended = place.start_python("job.py", directory=project).wait()
     assert "result [3]" in ended.stdout, ended.stdout + ended.stderr
 
 
@@ -196,7 +196,7 @@ def test_the_testing_kit_beside_a_package_without_init(place: Site) -> None:
     (project / "try_it.py").write_text(
         f"import penstock\nimport common.models\n{WARM_UP}print('done')"
     )
-    ended = place.start_python("try_it.py", directory=project).wait(60)
+    ended = place.start_python("try_it.py", directory=project).wait()
     assert ended.stdout.splitlines()[-1:] == ["done"], ended.stderr
 
 
@@ -207,12 +207,10 @@ def test_modules_called_as_ours_on_the_python_path(place: Site) -> None:
     script.mkdir()
     (script / "job.py").write_text(SMALL)
     place.environment["PYTHONPATH"] = str(library)
-    ended = place.start_python("job.py", directory=script).wait(90)
+    ended = place.start_python("job.py", directory=script).wait()
     assert "result [3]" in ended.stdout, ended.stdout + ended.stderr
     with _local_cluster(place) as address:
-        ended = place.penstock(
-            "run", "--jobmanager", address, "job.py", directory=script, seconds=60
-        )
+        ended = place.penstock("run", "--jobmanager", address, "job.py", directory=script)
         assert "result [3]" in ended.stdout, ended.stdout + ended.stderr
 
 
@@ -227,7 +225,7 @@ def test_modules_called_as_ours_in_archives(place: Site, init: bool) -> None:
     archive = shutil.make_archive(str(place.directory / "archive"), "zip", library)
     with _local_cluster(place) as address:
         at = ("run", "--jobmanager", address, "--py-files", archive)
-        ended = place.penstock(*at, "job.py", directory=script, seconds=60)
+        ended = place.penstock(*at, "job.py", directory=script)
         assert "result [3]" in ended.stdout, ended.stdout + ended.stderr
 
 
@@ -235,16 +233,16 @@ def test_modules_called_as_ours_in_archives(place: Site, init: bool) -> None:
 def _local_cluster(place: Site) -> Iterator[str]:
     local = str(place.directory / "local")
     free_port = ("-D", "jobmanager.rpc.port=0")
-    started = place.penstock("cluster", "start", "--dir", local, *free_port, seconds=90)
+    started = place.penstock("cluster", "start", "--dir", local, *free_port)
     assert started.status == 0, started.stderr
     try:
         yield _address(place, local)
     finally:
-        place.penstock("cluster", "stop", "--dir", local, seconds=60)
+        place.penstock("cluster", "stop", "--dir", local)
 
 
 def _address(place: Site, directory: str) -> str:
-    told = place.penstock("cluster", "status", "--dir", directory, "--json", seconds=30)
+    told = place.penstock("cluster", "status", "--dir", directory, "--json")
     return str(json.loads(told.stdout)["jobmanager"])
 
 
@@ -256,7 +254,7 @@ def test_modules_called_as_ours_on_a_cluster(place: Site) -> None:
     project = write_project(place.directory / "project")
     (project / "taskmanager" / "__init__.py").unlink()
     (project / "taskmanager" / "task" / "__init__.py").unlink()
-    assert_right(place.penstock(*at, "job.py", directory=project, seconds=60))
+    assert_right(place.penstock(*at, "job.py", directory=project))
 
     # Elsewhere, shipped as directories, files and archives.
     apart = write_project(place.directory / "apart")
@@ -272,7 +270,7 @@ def test_modules_called_as_ours_on_a_cluster(place: Site) -> None:
     holder.mkdir()
     (apart / "taskmanager").rename(holder / "taskmanager")
     shipped += ["--py-files", str(holder)]
-    ended = place.penstock(*at, *shipped, "job.py", directory=script, seconds=60)
+    ended = place.penstock(*at, *shipped, "job.py", directory=script)
     assert_right(ended)
     cluster.stop()
 
@@ -284,5 +282,5 @@ def test_modules_called_as_ours_under_test(place: Site, when: str) -> None:
     # After: the runtime has been loaded before the user's modules are.
     parts = [imported, WARM_UP] if when == "before" else [WARM_UP, imported]
     (project / "try_it.py").write_text("\n".join([*parts, RUN]))
-    ended = place.start_python("try_it.py", directory=project).wait(60)
+    ended = place.start_python("try_it.py", directory=project).wait()
     assert ended.stdout.splitlines()[-1:] == ["done"], ended.stderr

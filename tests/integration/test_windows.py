@@ -28,7 +28,7 @@ from tests.support.expected_windows import (
     sliced,
     whole,
 )
-from tests.support.jobs import assert_same_rows, rows_of, run
+from tests.support.jobs import DEADLINE_S, assert_same_rows, rows_of, run
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
@@ -687,4 +687,4 @@ def test_processing_time_windows_fire_by_the_clock(env: ps.Environment) -> None:
         assert found == {"a": 2, "b": 1}
         assert handle.status() == "RUNNING"
         server.end()
-        handle.wait(30)
+        handle.wait(DEADLINE_S)

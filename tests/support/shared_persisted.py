@@ -13,7 +13,7 @@ import penstock as ps
 from penstock import col
 from penstock.client.client import Client
 from penstock.client.job import JobHandle
-from tests.support.processes import DaemonCluster, Deadline, wait_ended
+from tests.support.processes import DEADLINE_S, DaemonCluster, Deadline, wait_ended
 
 ROWS = 20_000
 
@@ -74,10 +74,10 @@ def rows_outlive_whoever_made_them(
     os.kill(jobmanager, signal.SIGKILL)
     wait_ended(jobmanager)
     cluster.start(*options, taskmanagers=2, slots=2)
-    command.wait(60)
+    command.wait()
     with Client(cluster.jobmanager) as client:
         (job_id,) = [job.job_id for job in client.jobs() if job.name == "compact kept"]
-        JobHandle(client, job_id).wait(60)
+        JobHandle(client, job_id).wait(DEADLINE_S)
     assert read(cluster) == list(range(ROWS))
     deadline = Deadline("that what was replaced is removed")
     while len(index_paths(paths)) > 1:

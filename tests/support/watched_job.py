@@ -135,7 +135,7 @@ class WatchedJob:
         """Cancels it where it runs, and waits for its end."""
         with contextlib.suppress(StreamError):
             self.handle.cancel()
-            self.handle.wait(20)
+            self.handle.wait(DEADLINE_S)
 
 
 def submitted(

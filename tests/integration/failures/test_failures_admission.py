@@ -26,7 +26,7 @@ from penstock.client.grpc_errors import error_from_rpc
 from penstock.client.protocol import PROTOCOL_VERSION
 from penstock.local.started_processes import KERNEL_CACHE
 from penstock.pb import client_pb2, client_pb2_grpc
-from tests.support.processes import Beacon, DaemonCluster, Site, tell, wait_in_directory
+from tests.support.processes import DEADLINE_S, Beacon, DaemonCluster, Site, tell, wait_in_directory
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
@@ -201,11 +201,11 @@ def test_a_job_that_waits_for_slots_runs_when_another_ends_and_can_be_cancelled(
     assert (cancelled.status(), waiting.status()) == ("CREATED", "CREATED")
     cancelled.cancel()
     with pytest.raises(ps.JobCanceled):
-        cancelled.wait(10)
+        cancelled.wait(DEADLINE_S)
     holder.cancel()
     with pytest.raises(ps.JobCanceled):
-        holder.wait(10)
-    waiting.wait(10)
+        holder.wait(DEADLINE_S)
+    waiting.wait(DEADLINE_S)
     assert rows.to_pylist() == [{"a": 2}]
 
 
@@ -230,7 +230,7 @@ def test_a_cluster_whose_port_is_in_use_is_not_started(own_site: Site, taken: in
     for told in ("the jobmanager", f"port {taken}", "in use", "jobmanager.rpc.port"):
         assert told in ended.stderr
     assert "Traceback" not in ended.stderr
-    own_site.assert_nothing_left(2)
+    own_site.assert_nothing_left()
     assert list((directory / "run").iterdir()) == []
 
 
@@ -244,7 +244,7 @@ def test_a_cluster_whose_taskmanagers_cannot_start_is_ended(own_site: Site, take
     for told in ("the taskmanager", str(taken), "in use", "taskmanager.rpc.port"):
         assert told in ended.stderr
     assert "Traceback" not in ended.stderr
-    own_site.assert_nothing_left(2)
+    own_site.assert_nothing_left()
     cluster.assert_nothing_left()
 
 
@@ -261,7 +261,7 @@ def test_a_cluster_of_which_a_taskmanager_is_refused_is_ended(own_site: Site) ->
     told = "high-availability.storageDir: without effect, since high-availability.type is none"
     assert told in ended.stderr
     assert told in (cluster.directory / "logs" / "jobmanager-1.log").read_text()
-    own_site.assert_nothing_left(2)
+    own_site.assert_nothing_left()
     cluster.assert_nothing_left()
 
 
@@ -272,12 +272,12 @@ def test_a_port_for_metrics_in_use_is_named(own_site: Site, taken: int, role: st
         "-P", "-m", role, "--dir", str(own_site.directory / role),
         "-D", f"{role}.metrics.port={taken}", "-D", "jobmanager.rpc.port=0",
         environment=KERNEL_CACHE,
-    ).wait(20)  # fmt: skip
+    ).wait()  # fmt: skip
     assert ended.status == 1
     for told in (str(taken), "in use", f"{role}.metrics.port"):
         assert told in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr
-    own_site.assert_nothing_left(2)
+    own_site.assert_nothing_left()
 
 
 def test_two_jobmanagers_do_not_share_a_directory(
@@ -291,7 +291,7 @@ def test_two_jobmanagers_do_not_share_a_directory(
         second = own_site.start_python(
             "-P", "-m", role, "--dir", str(failure_cluster.directory), *options
         )
-        ended = second.wait(15)
+        ended = second.wait()
         assert ended.status == 1
         assert told in ended.stderr + ended.stdout
         assert "running" in ended.stderr + ended.stdout
@@ -343,9 +343,9 @@ def test_a_wrong_or_missing_token_is_refused(own_site: Site) -> None:
     with Client(address, "a-long-enough-secret") as client:
         assert client.jobs() == []
     daemon.send(signal.SIGTERM)
-    assert daemon.wait(5).status == 0
+    assert daemon.wait().status == 0
     cluster.assert_nothing_left()
-    own_site.assert_nothing_left(2)
+    own_site.assert_nothing_left()
 
 
 def test_a_daemon_that_leaves_loopback_needs_a_token(own_site: Site) -> None:
@@ -356,4 +356,4 @@ def test_a_daemon_that_leaves_loopback_needs_a_token(own_site: Site) -> None:
     assert ended.status == 1
     assert "jobmanager.bind-host" in ended.stderr
     assert "PENSTOCK_TOKEN" in ended.stderr
-    own_site.assert_nothing_left(2)
+    own_site.assert_nothing_left()

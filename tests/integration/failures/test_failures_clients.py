@@ -90,9 +90,9 @@ def test_ctrl_c_cancels_the_job_and_waits_for_its_end(
 ) -> None:
     program, slot = running
     program.send_to_group(signal.SIGINT)
-    ended = program.wait(10)
+    ended = program.wait()
     assert state(last_job(client)) == "CANCELED", ended
-    wait_ended(slot, 10)
+    wait_ended(slot)
     assert "cancelling job" in ended.stderr
     assert "was cancelled" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -103,9 +103,9 @@ def test_ctrl_c_cancels_the_job_and_waits_for_its_end(
 def test_sigterm_cancels_the_job(running: tuple[Program, int], client: Client) -> None:
     program, slot = running
     program.send(signal.SIGTERM)
-    ended = program.wait(10)
+    ended = program.wait()
     assert state(last_job(client)) == "CANCELED"
-    wait_ended(slot, 10)
+    wait_ended(slot)
     assert "Traceback" not in ended.stderr
     assert ended.status == 128 + signal.SIGTERM
 
@@ -123,11 +123,11 @@ def test_a_second_ctrl_c_leaves_the_job_to_the_cluster(
     program.send_to_group(signal.SIGINT)
     program.wait_for_line("cancelling job")
     program.send_to_group(signal.SIGINT)
-    ended = program.wait(10)
+    ended = program.wait()
     assert state(last_job(client)) == "CANCELLING"
     assert ended.status == 130
     assert "Traceback" not in ended.stderr
-    wait_ended(slot, 10)
+    wait_ended(slot)
     own_site.assert_nothing_left()
 
 
@@ -140,7 +140,7 @@ def test_a_client_that_is_killed_leaves_its_job_to_the_cluster(
     job = last_job(client)
     assert state(job) == "RUNNING"
     client.cancel(job.job_id)
-    wait_ended(slot, 10)
+    wait_ended(slot)
 
 
 def test_ctrl_c_outside_of_a_job_ends_the_command(
@@ -150,7 +150,7 @@ def test_ctrl_c_outside_of_a_job_ends_the_command(
     program = own_site.start_penstock("run", script, "--jobmanager", failure_cluster.jobmanager)
     beacon.wait(program=program)
     program.send_to_group(signal.SIGINT)
-    ended = program.wait(5)
+    ended = program.wait()
     assert ended.status == 130
     assert "Traceback" not in ended.stderr
 
@@ -184,8 +184,8 @@ def test_a_script_with_an_embedded_cluster_takes_it_with_it(
         program.send_to_group(number)
     else:
         program.send(number)
-    ended = program.wait(15)
-    own_site.assert_nothing_left(10)
+    ended = program.wait()
+    own_site.assert_nothing_left()
     if number is signal.SIGTERM:
         assert ended.status == 128 + number
     elif number is signal.SIGKILL:
@@ -205,10 +205,10 @@ def test_a_script_that_raises_leaves_nothing(
     long.mkdir()
     program = own_site.start_python(script, environment={"TMPDIR": str(long)})
     beacon.wait(program=program)
-    ended = program.wait(15)
+    ended = program.wait()
     assert ended.status == 1
     assert "RuntimeError: of the script" in ended.stderr
-    own_site.assert_nothing_left(2)
+    own_site.assert_nothing_left()
     assert list(long.iterdir()) == []
 
 
@@ -227,7 +227,7 @@ def test_a_daemon_of_an_embedded_cluster_that_is_killed_ends_the_script(
     for process in own_site.processes():
         if role in process.command:
             os.kill(process.pid, signal.SIGKILL)
-    ended = program.wait(20)
+    ended = program.wait()
     assert ended.status == 1
     assert told in ended.stderr
-    own_site.assert_nothing_left(2)
+    own_site.assert_nothing_left()

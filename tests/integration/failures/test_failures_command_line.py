@@ -283,9 +283,9 @@ def test_daemons_start_in_a_directory_with_modules_named_like_ours(own_site: Sit
     for name in ("common", "jobmanager", "taskmanager", "penstock"):
         (own_site.directory / f"{name}.py").write_text("raise RuntimeError('shadowed')\n")
     (own_site.directory / "job.py").write_text(textwrap.dedent(WORKS))
-    ended = own_site.start_python("-P", "job.py").wait(60)
+    ended = own_site.start_python("-P", "job.py").wait()
     assert ended.status == 0, ended.stderr
-    own_site.assert_nothing_left(2)
+    own_site.assert_nothing_left()
 
 
 def test_a_python_path_that_would_shadow_penstock_is_refused(
@@ -299,7 +299,7 @@ def test_a_python_path_that_would_shadow_penstock_is_refused(
         assert ended.status == 1
         assert repr(name) in ended.stderr
         assert "PYTHONPATH" in ended.stderr
-    own_site.assert_nothing_left(2)
+    own_site.assert_nothing_left()
 
 
 # ---------------------------------------------------------------- options and exit statuses
@@ -350,7 +350,7 @@ def test_a_cluster_directory_that_cannot_be_written(command: Run, own_site: Site
     assert ended.status == 1
     assert "--dir" in ended.stderr
     assert "Traceback" not in ended.stderr
-    own_site.assert_nothing_left(2)
+    own_site.assert_nothing_left()
 
 
 def test_commands_without_a_cluster(command: Run, own_site: Site) -> None:

@@ -26,7 +26,15 @@ import penstock as ps
 from penstock.client.client import Client
 from penstock.errors import StreamError
 from penstock.pb import client_pb2
-from tests.support.processes import Beacon, DaemonCluster, is_alive, site, tell, wait_ended
+from tests.support.processes import (
+    DEADLINE_S,
+    Beacon,
+    DaemonCluster,
+    is_alive,
+    site,
+    tell,
+    wait_ended,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
@@ -50,7 +58,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
             taskmanagers=2,
             slots=1,
             heartbeat_interval="200ms",
-            heartbeat_timeout="1s",
+            heartbeat_timeout="3s",
             taskmanager_jobmanager__grace="1s",
         )
         yield cluster
@@ -127,13 +135,13 @@ def forkservers_of(cluster: DaemonCluster) -> list[int]:
     ]
 
 
-def failure_of(handle: ps.JobHandle, seconds: float = 20) -> ps.JobFailed:
+def failure_of(handle: ps.JobHandle) -> ps.JobFailed:
     with pytest.raises(ps.JobFailed) as raised:
-        handle.wait(seconds)
+        handle.wait(DEADLINE_S)
     return raised.value
 
 
-def reason_of_restart(handle: ps.JobHandle, seconds: float = 20) -> client_pb2.FailureCause:
+def reason_of_restart(handle: ps.JobHandle) -> client_pb2.FailureCause:
     """Why the job begins again, as soon as it does."""
 
     class Restarts(Exception):  # noqa: N818 - not an error
@@ -144,7 +152,7 @@ def reason_of_restart(handle: ps.JobHandle, seconds: float = 20) -> client_pb2.F
             raise Restarts
 
     with pytest.raises(Restarts):
-        handle.wait(seconds, on_progress=look)
+        handle.wait(DEADLINE_S, on_progress=look)
     return handle.details().failure
 
 
@@ -158,12 +166,12 @@ def test_a_taskmanager_that_is_killed_fails_the_job_and_is_replaced(
     others = [pid for pid in slots_of(cluster) if pid not in slots]
     os.kill(victim["pid"], signal.SIGKILL)
     for pid in slots:
-        wait_ended(pid, 2)
+        wait_ended(pid)
     error = failure_of(handle)
     assert error.cause == "TaskManagerLost"
     assert victim["id"] in str(error)
     for pid in others:
-        wait_ended(pid, 10)
+        wait_ended(pid)
 
     status = cluster.site.penstock("cluster", "status", "--json", "--dir", str(cluster.directory))
     alive = {daemon["id"]: daemon["alive"] for daemon in status.json["daemons"]}
@@ -180,7 +188,7 @@ def test_a_taskmanager_that_is_killed_fails_the_job_and_is_replaced(
     handle = submit()
     handle.cancel()
     with pytest.raises(ps.JobCanceled):
-        handle.wait(20)
+        handle.wait(DEADLINE_S)
 
 
 def test_a_taskmanager_that_is_paused_is_given_up_and_comes_back(
@@ -199,12 +207,12 @@ def test_a_taskmanager_that_is_paused_is_given_up_and_comes_back(
         os.kill(paused["pid"], signal.SIGCONT)
     # It learns that nobody counts on it, ends what it ran and registers again.
     for pid in slots:
-        wait_ended(pid, 10)
+        wait_ended(pid)
     cluster.wait_for_log("taskmanager", "jobmanager.lost")
     handle = submit()
     handle.cancel()
     with pytest.raises(ps.JobCanceled):
-        handle.wait(20)
+        handle.wait(DEADLINE_S)
 
 
 def test_a_jobmanager_that_is_paused_for_too_long_is_found_again(
@@ -217,7 +225,7 @@ def test_a_jobmanager_that_is_paused_for_too_long_is_found_again(
     try:
         # Nobody answers for longer than heartbeat.timeout and the grace: what runs, runs for nobody.
         for slot in slots:
-            wait_ended(slot, 10)
+            wait_ended(slot)
     finally:
         os.kill(pid, signal.SIGCONT)
     error = failure_of(handle)
@@ -225,7 +233,7 @@ def test_a_jobmanager_that_is_paused_for_too_long_is_found_again(
     handle = submit()
     handle.cancel()
     with pytest.raises(ps.JobCanceled):
-        handle.wait(20)
+        handle.wait(DEADLINE_S)
 
 
 def test_a_taskmanager_ends_although_a_function_blocks(
@@ -248,13 +256,13 @@ def test_a_taskmanager_ends_although_a_function_blocks(
         pid = psutil.Process(psutil.Process(slot).ppid()).ppid()
         (child,) = [process.pid for process in psutil.Process(slot).children()]
         os.kill(pid, signal.SIGTERM)
-        wait_ended(pid, 10)
-        wait_ended(slot, 0.5)
-        wait_ended(child, 0.5)
+        wait_ended(pid)
+        wait_ended(slot)
+        wait_ended(child)
         assert reason_of_restart(handle).error_class == "TaskManagerLost"
         handle.cancel()
         with pytest.raises(ps.JobCanceled):
-            handle.wait(20)
+            handle.wait(DEADLINE_S)
 
 
 def test_the_jobmanager_that_is_killed_takes_jobs_without_checkpoints_with_it_and_comes_back(
@@ -266,12 +274,12 @@ def test_the_jobmanager_that_is_killed_takes_jobs_without_checkpoints_with_it_an
     taskmanagers = [daemon["pid"] for daemon in cluster.daemons("taskmanager")]
     os.kill(cluster.pid("jobmanager"), signal.SIGKILL)
     with pytest.raises(ps.JobManagerUnreachable, match="cluster status"):
-        handle.wait(20)
+        handle.wait(DEADLINE_S)
     ended = cluster.site.penstock("list", "--jobmanager", cluster.jobmanager)
     assert ended.status == 3
     # Nobody wants the slots any more: the TaskManagers end them and wait for a JobManager.
     for pid in slots:
-        wait_ended(pid, 15)
+        wait_ended(pid)
     address = cluster.jobmanager
     cluster.start(taskmanagers=2)
     assert cluster.jobmanager == address
@@ -290,9 +298,9 @@ def test_a_taskmanager_that_is_told_to_end(
     told = cluster.daemons("taskmanager")[1]
     slots = cluster.slot_pids(told["pid"])
     os.kill(told["pid"], number)
-    wait_ended(told["pid"], 10)
+    wait_ended(told["pid"])
     for pid in slots:
-        wait_ended(pid, 0.5)
+        wait_ended(pid)
     # Which is no failure: the job waits for another one.
     failure = reason_of_restart(handle)
     assert failure.error_class == "TaskManagerLost"
@@ -312,7 +320,7 @@ def test_the_jobmanager_that_is_told_to_end_ends_jobs_without_checkpoints(
 
     def wait() -> None:
         try:
-            handle.wait(20)
+            handle.wait(DEADLINE_S)
         except StreamError as error:
             failures.append(error)
 
@@ -320,10 +328,10 @@ def test_the_jobmanager_that_is_told_to_end_ends_jobs_without_checkpoints(
     waiting.start()
     pid = cluster.pid("jobmanager")
     os.kill(pid, number)
-    wait_ended(pid, 8)
+    wait_ended(pid)
     for slot in slots:
-        wait_ended(slot, 10)
-    waiting.join(20)
+        wait_ended(slot)
+    waiting.join(DEADLINE_S)
     (error,) = failures
     assert isinstance(error, ps.JobFailed)
     assert "JobManager stopped" in str(error)
@@ -336,14 +344,14 @@ def test_a_forkserver_that_is_killed_is_replaced(cluster: DaemonCluster, submit:
     for pid in forkservers_of(cluster):
         os.kill(pid, signal.SIGKILL)
     for pid in slots:
-        wait_ended(pid, 10)
+        wait_ended(pid)
     error = failure_of(handle)
     assert "the forkserver" in str(error)
     assert "SIGKILL" in str(error)
     handle = submit()
     handle.cancel()
     with pytest.raises(ps.JobCanceled):
-        handle.wait(20)
+        handle.wait(DEADLINE_S)
 
 
 def test_a_cluster_whose_daemons_are_all_killed_leaves_no_process_and_starts_again(
@@ -352,7 +360,7 @@ def test_a_cluster_whose_daemons_are_all_killed_leaves_no_process_and_starts_aga
     submit(NO_CHECKPOINTS)
     for daemon in cluster.daemons():
         os.kill(daemon["pid"], signal.SIGKILL)
-    cluster.site.wait_for_no_process(5)
+    cluster.site.wait_for_no_process()
     cluster.stop()
     cluster.assert_nothing_left()
     cluster.site.assert_nothing_left()
@@ -360,4 +368,4 @@ def test_a_cluster_whose_daemons_are_all_killed_leaves_no_process_and_starts_aga
     handle = submit()
     handle.cancel()
     with pytest.raises(ps.JobCanceled):
-        handle.wait(20)
+        handle.wait(DEADLINE_S)

@@ -24,9 +24,7 @@ def test_a_cluster_is_found_under_every_name_of_its_directory(own_site: Site) ->
         assert {(one["pid"], one["alive"]) for one in shown.json["daemons"]} == {
             (pid, True) for pid in pids
         }, spelling
-        again = own_site.penstock(
-            "cluster", "start", "--taskmanagers", "1", "--dir", spelling, seconds=60
-        )
+        again = own_site.penstock("cluster", "start", "--taskmanagers", "1", "--dir", spelling)
         assert again.status == 0, again.stderr
         assert {daemon["pid"] for daemon in cluster.daemons()} == pids, spelling
     ended = own_site.penstock("cluster", "stop", "--json", "--dir", str(link))

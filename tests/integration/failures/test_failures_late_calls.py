@@ -35,7 +35,7 @@ Call = Callable[[TaskManagerClient], Awaitable[object]]
 def cluster(tmp_path: Path) -> Iterator[DaemonCluster]:
     """One TaskManager with one slot, quick to notice."""
     with own_cluster(
-        tmp_path, slots=1, heartbeat_interval="200ms", heartbeat_timeout="1s"
+        tmp_path, slots=1, heartbeat_interval="200ms", heartbeat_timeout="3s"
     ) as cluster:
         yield cluster
 
@@ -75,7 +75,7 @@ def assert_goes_on(handle: ps.JobHandle, restarts: int) -> None:
 def cancel(handle: ps.JobHandle) -> None:
     handle.cancel()
     with pytest.raises(ps.JobCanceled):
-        handle.wait(20)
+        handle.wait(DEADLINE_S)
 
 
 def test_late_calls_do_not_reach_what_runs_now(cluster: DaemonCluster, tmp_path: Path) -> None:

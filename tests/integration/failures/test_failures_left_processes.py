@@ -19,7 +19,15 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from tests.support.processes import Beacon, DaemonCluster, Site, is_alive, tell, wait_ended
+from tests.support.processes import (
+    DEADLINE_S,
+    Beacon,
+    DaemonCluster,
+    Site,
+    is_alive,
+    tell,
+    wait_ended,
+)
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
 
@@ -64,9 +72,9 @@ def told(beacon: Beacon) -> tuple[int, list[int]]:
     return slot, programs
 
 
-def wait_all_ended(pids: list[int], seconds: float = 10) -> None:
+def wait_all_ended(pids: list[int]) -> None:
     for pid in pids:
-        wait_ended(pid, seconds)
+        wait_ended(pid)
 
 
 def test_the_end_of_a_job_ends_what_has_left_its_session(
@@ -74,7 +82,7 @@ def test_the_end_of_a_job_ends_what_has_left_its_session(
 ) -> None:
     handle = start_job(environment(), Path(beacon.path), int)
     _, programs = told(beacon)
-    handle.wait(20)
+    handle.wait(DEADLINE_S)
     wait_all_ended(programs)
 
 
@@ -85,7 +93,7 @@ def test_a_slot_that_crashes_leaves_nothing(
     handle = start_job(environment(config=NO_RESTARTS), Path(beacon.path), crash)
     _, programs = told(beacon)
     with pytest.raises(ps.JobFailed):
-        handle.wait(20)
+        handle.wait(DEADLINE_S)
     wait_all_ended(programs)
 
 
@@ -102,14 +110,14 @@ def test_a_slot_that_is_killed_leaves_nothing_and_takes_nothing_from_others(
     slot, programs = told(beacon)
     os.kill(slot, signal.SIGKILL)
     with pytest.raises(ps.JobFailed):
-        victim.wait(20)
+        victim.wait(DEADLINE_S)
     wait_all_ended(programs)
     for other_slot, other_programs in others:
         assert all(map(is_alive, [other_slot, *other_programs]))
     for job in jobs:
         job.cancel()
         with pytest.raises(ps.JobCanceled):
-            job.wait(20)
+            job.wait(DEADLINE_S)
     for _, other_programs in others:
         wait_all_ended(other_programs)
 
@@ -135,6 +143,6 @@ def test_the_end_of_daemons_leaves_nothing(own_site: Site, beacon: Beacon, end: 
             case _:
                 for daemon in cluster.daemons():
                     os.kill(daemon["pid"], signal.SIGKILL)
-        wait_all_ended([slot, *programs], 5)
+        wait_all_ended([slot, *programs])
     cluster.stop()
     own_site.assert_nothing_left()

@@ -44,7 +44,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
         taskmanagers=2,
         slots=2,
         heartbeat_interval="200ms",
-        heartbeat_timeout="2s",
+        heartbeat_timeout="5s",
     ) as cluster:
         yield cluster
 

@@ -30,7 +30,7 @@ from tests.support.certificates import (
     expired,
     not_yet_valid,
 )
-from tests.support.jobs import await_details
+from tests.support.jobs import DEADLINE_S, await_details
 from tests.support.ledger_job import LedgerJob
 from tests.support.other_users import (
     connected_by_nobody,
@@ -159,7 +159,7 @@ def test_slots_listen_to_nobody_outside(guarded: DaemonCluster, files: Certifica
         assert guarded.slot_pids(daemon["pid"])
         handle.cancel()
         with pytest.raises(ps.JobCanceled):
-            handle.wait(30)
+            handle.wait(DEADLINE_S)
 
 
 def _numbers(start: int, count: int) -> pa.RecordBatch:
@@ -293,7 +293,7 @@ def test_clients_speak_tls_where_they_must(
     # What `penstock cluster start` keeps names the CA for daemons alone.
     of_daemons = {"security.ssl.client.enabled": True, "security.ssl.internal.ca": str(files.ca)}
     (place.directory / "penstock.yaml").write_text(yaml.safe_dump(of_daemons))
-    ran = place.penstock("run", str(script), "--jobmanager", address, seconds=60)
+    ran = place.penstock("run", str(script), "--jobmanager", address)
     assert ran.status == 0, ran.stderr
     (place.directory / "penstock.yaml").write_text(yaml.safe_dump(own))
     listed = place.penstock("list", "--jobmanager", address, "--json")

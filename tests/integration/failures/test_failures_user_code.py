@@ -24,7 +24,7 @@ import pytest
 import penstock as ps
 from penstock.client.client import Client
 from penstock.pb import client_pb2
-from tests.support.processes import Beacon, DaemonCluster, tell, wait_ended
+from tests.support.processes import DEADLINE_S, Beacon, DaemonCluster, tell, wait_ended
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
@@ -281,7 +281,7 @@ def test_a_function_that_ends_its_slot_process_once_is_restarted(
     env = environment(parallelism=2, config=QUICK_RESTARTS)
     found = rows(env).rebalance().map(once, schema=OUT).collect()
     handle = env.submit("restarted")
-    handle.wait(30)
+    handle.wait(DEADLINE_S)
     assert died.exists()
     assert sorted(row["b"] for row in found) == list(range(10))
     assert handle.details().summary.restarts == 1
@@ -295,7 +295,7 @@ def test_a_function_that_always_ends_its_slot_process_uses_its_restarts_up(
     rows(env).rebalance().map(exit_now, schema=OUT).discard()
     handle = env.submit("restarted")
     with pytest.raises(ps.JobFailed, match="exited with status 3") as raised:
-        handle.wait(30)
+        handle.wait(DEADLINE_S)
     assert "restarted 2 times without" in str(raised.value)
     assert handle.details().summary.restarts == 2
     assert_slots_are_free()
@@ -318,7 +318,7 @@ def test_a_function_that_raises_is_restarted_where_that_was_asked_for(
     env = environment(parallelism=2, config={**QUICK_RESTARTS, **asked})
     found = rows(env).rebalance().map(once, schema=OUT).collect()
     handle = env.submit("restarted")
-    handle.wait(30)
+    handle.wait(DEADLINE_S)
     assert sorted(row["b"] for row in found) == list(range(10))
     assert handle.details().summary.restarts >= 1
 
@@ -338,7 +338,7 @@ def test_a_slot_process_that_is_killed_from_outside(
     assert len(victims) == 2
     os.kill(victims[0], signal.SIGKILL)
     with pytest.raises(ps.JobFailed, match="was killed by SIGKILL") as raised:
-        handle.wait(20)
+        handle.wait(DEADLINE_S)
     assert f"slot process {victims[0]}" in str(raised.value)
     for pid in victims:
         wait_ended(pid)
@@ -360,7 +360,7 @@ def wait_for_state(handle: ps.JobHandle, state: str) -> None:
             raise ReachedError
 
     with pytest.raises(ReachedError):
-        handle.wait(20, on_progress=watch)
+        handle.wait(DEADLINE_S, on_progress=watch)
 
 
 class ReachedError(Exception):
@@ -388,8 +388,8 @@ def test_a_function_that_blocks_forever_is_killed_when_its_job_is_cancelled(
     pid = int(beacon.wait())
     handle.cancel()
     with pytest.raises(ps.JobCanceled):
-        handle.wait(10)
-    wait_ended(pid, 10)
+        handle.wait(DEADLINE_S)
+    wait_ended(pid)
     assert_slots_are_free()
 
 
@@ -405,8 +405,7 @@ def test_a_source_that_blocks_does_not_keep_a_failed_job(
         raise AssertionError
 
     def boom_when_blocked(row: Any) -> Any:
-        deadline = time.monotonic() + 10
-        while not blocked.exists() and time.monotonic() < deadline:
+        while not blocked.exists():
             time.sleep(0.01)
         return boom(row)
 
@@ -415,7 +414,7 @@ def test_a_source_that_blocks_does_not_keep_a_failed_job(
     rows(env).slot_group("other").map(boom_when_blocked, schema=OUT).discard()
     handle = env.submit("half-blocked")
     with pytest.raises(ps.JobFailed, match="seven is not allowed"):
-        handle.wait(15)
+        handle.wait(DEADLINE_S)
     wait_ended(int(beacon.wait()), 10)
 
 
@@ -435,7 +434,7 @@ def test_threads_and_children_of_user_code_end_with_the_slot(
     rows(env).map(busy_elsewhere, schema=OUT).discard()
     env.execute("threads")
     for pid in beacon.wait().split():
-        wait_ended(int(pid), 10)
+        wait_ended(int(pid))
 
 
 def test_jobs_that_fail_and_are_cancelled_leak_nothing(
@@ -452,7 +451,7 @@ def test_jobs_that_fail_and_are_cancelled_leak_nothing(
         handle = env.submit("cancelled")
         handle.cancel()
         with pytest.raises(ps.JobCanceled):
-            handle.wait(10)
+            handle.wait(DEADLINE_S)
         found = rows(env).rebalance().collect()
         env.execute("finished")
         assert len(found) == 10

@@ -32,7 +32,7 @@ def made(
             "high-availability.zookeeper.client.session-timeout": f"{SESSION_S:g}s",
             "jobmanager.rpc.port": 0,
             "heartbeat.interval": "200ms",
-            "heartbeat.timeout": "2s",
+            "heartbeat.timeout": "6s",
             "execution.checkpointing.dir": str(root / "checkpoints"),
             "execution.checkpointing.interval": "200ms",
             "restart-strategy.type": "fixed-delay",

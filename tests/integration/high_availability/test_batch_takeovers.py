@@ -24,7 +24,7 @@ from typing_extensions import override
 import penstock as ps
 from penstock.local.local_cluster import LocalCluster
 from tests.support.elected_cluster import await_roles
-from tests.support.jobs import await_details
+from tests.support.jobs import DEADLINE_S, await_details
 from tests.support.processes import wait_ended
 from tests.support.watched_job import Subtask, placed
 
@@ -176,7 +176,7 @@ def test_no_stage_is_done_twice_whenever_a_leader_dies(
             s: reading[s] for s in reading if s[0] != "v3"
         }
         (tmp_path / "reads").touch()
-        assert handle.wait(60.0).status == "FINISHED"
+        assert handle.wait(DEADLINE_S).status == "FINISHED"
         ended = watched.subtasks()
         numbers = {
             vertex: {n for (v, _), (n, _) in ended.items() if v == vertex}
@@ -236,7 +236,7 @@ def test_rivals_end_with_their_leader_and_whoever_is_read_counts(
         kill_leader(cluster)
         assert watched.await_states("FINISHED", "FINISHED", "RUNNING") == counts
         (tmp_path / "reads").touch()
-        assert handle.wait(60.0).status == "FINISHED"
+        assert handle.wait(DEADLINE_S).status == "FINISHED"
         assert handle.exceptions() == []
     assert sorted(pq.read_table(tmp_path / "out")["n"].to_pylist()) == list(range(ROWS))
 
@@ -273,8 +273,8 @@ def test_collected_rows_are_all_there_and_what_had_sent_some_begins_again_withou
             await_details(handle, lambda metrics, _: metrics["vertices"]["v1"]["records_out"] > 0)
             kill_leader(cluster)
             (tmp_path / "reads").touch()
-            assert sorted(collected.result(60.0)["n"].to_pylist()) == list(range(ROWS))
-        assert handle.wait(60.0).status == "FINISHED"
+            assert sorted(collected.result(DEADLINE_S)["n"].to_pylist()) == list(range(ROWS))
+        assert handle.wait(DEADLINE_S).status == "FINISHED"
         ended = placed(handle.details())
         assert [ended["v0", i].attempt for i in (0, 1)] == [sending["v0", i][0] for i in (0, 1)]
         (entry,) = handle.exceptions()

@@ -62,7 +62,7 @@ def elected(
             "high-availability.storageDir": f"s3://{BUCKET}/{tmp_path.name}/kept",
             "jobmanager.rpc.port": 0,
             "heartbeat.interval": "200ms",
-            "heartbeat.timeout": "2s",
+            "heartbeat.timeout": "6s",
             "execution.checkpointing.dir": f"s3://{BUCKET}/{tmp_path.name}/checkpoints",
             "execution.checkpointing.interval": "500ms",
             "s3.retry.timeout": "3s",

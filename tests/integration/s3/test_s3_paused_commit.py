@@ -29,6 +29,7 @@ from penstock.storage.s3.bucket import S3Bucket
 from tests.integration.s3.conftest import BUCKET, settings_of
 from tests.support.compactions import merged
 from tests.support.file_sinks import batch, opened, prepare
+from tests.support.jobs import DEADLINE_S
 from tests.support.paused_commit import POINTS
 from tests.support.radosgw import RadosGateway
 
@@ -81,7 +82,7 @@ def test_a_commit_that_goes_on_late_shows_no_row_twice(
         assert _line(zombie.stdout) == "committed"
         assert _visible(bucket, directory) == [kept]
         assert _rows(bucket, directory) == list(range(400))
-    assert zombie.wait(30) == 0
+    assert zombie.wait(DEADLINE_S) == 0
 
 
 def _line(output: IO[str]) -> str:

@@ -18,7 +18,7 @@ from penstock.storage.object_store import ObjectStore
 from penstock.storage.s3.s3_store import S3Store
 from tests.integration.s3.conftest import BUCKET, settings_of
 from tests.support.examples import RUNS_ALL
-from tests.support.processes import DaemonCluster, Deadline, site
+from tests.support.processes import DEADLINE_S, DaemonCluster, Deadline, site
 from tests.support.radosgw import RadosGateway, s3_options
 from tests.support.s3_proxy import Fault, Request, S3Proxy
 from tests.support.shared_persisted import rows_outlive_whoever_made_them
@@ -41,7 +41,7 @@ def arguments(proxy: S3Proxy, shared: str) -> list[str]:
         "s3.retry.timeout": "3s",
         "taskmanager.spill.shared-dir": f"s3://{BUCKET}/{shared}",
         "heartbeat.interval": "100ms",
-        "heartbeat.timeout": "2s",
+        "heartbeat.timeout": "5s",
     }
     return [part for key, value in options.items() for part in ("-D", f"{key}={value}")]
 
@@ -119,7 +119,7 @@ def test_a_server_that_is_gone_is_told_and_waited_for_so_long(
                 ps.JobFailed, match=rf"cannot be written to s3://{BUCKET}/{shared}.*Slow"
             ),
         ):
-            job.handle.wait(60)
+            job.handle.wait(DEADLINE_S)
         proxy.faults = [Fault(lambda _: True, 10**6, status=503, code="SlowDown")]
         refused = StagedJob(tmp_path, "refused")
         with pytest.raises(ps.JobRejected, match="its blocking exchanges cannot be kept in s3://"):

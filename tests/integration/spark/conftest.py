@@ -13,7 +13,7 @@ from penstock.config import Configuration
 from penstock.local.local_cluster import LocalCluster
 from taskmanager.spark.driver_runner import SparkDriverRunner, SparkPlace
 from tests.support.examples import RUNS_ALL
-from tests.support.processes import Deadline, wait_ended
+from tests.support.processes import DEADLINE_S, Deadline, wait_ended
 
 START_S = 200.0
 """Spark has to be there after this time, however busy the machine is."""
@@ -52,7 +52,7 @@ def jvm_of(pid: int) -> int:
     return next(c.pid for c in psutil.Process(pid).children() if c.name() == "java")
 
 
-def wait_all_ended(pids: Sequence[int], seconds: float = 5.0) -> None:
+def wait_all_ended(pids: Sequence[int], seconds: float = DEADLINE_S) -> None:
     """Waits until no process of them is left; within the time that they have together."""
     deadline = Deadline(f"the ends of {pids}", seconds)
     for pid in pids:

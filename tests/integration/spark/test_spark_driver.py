@@ -237,10 +237,8 @@ def test_a_stage_is_cancelled_in_the_middle_and_others_go_on(
     pid = stages.pid()
     stage, ends = stages.start(sleeping(tmp_path))
     wait_in_directory(tmp_path, (tmp_path / "in-task").exists, "a task", START_S)
-    begun_s = time.monotonic()
     driver.cancel(stage.stage_id)
     assert ends.get(timeout=START_S) == StageEnd("it was cancelled")
-    assert time.monotonic() - begun_s < 5
     assert stages.pid() == pid
 
 

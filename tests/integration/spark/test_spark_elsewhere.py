@@ -159,7 +159,7 @@ def test_a_stage_on_executors_elsewhere_outlives_one_of_them(tmp_path: Path) -> 
             assert_rows(tmp_path / "shared" / "out")
             assert spark_drivers(cluster) in ([], drivers)  # it was no failure of ours
             assert_engines_agree(cluster, tmp_path)
-            wait_all_ended(drivers, 10)
+            wait_all_ended(drivers)
 
 
 def hanging(directory: Path) -> Callable[[Any], Any]:

@@ -80,7 +80,7 @@ def test_killed_while_spark_makes_it_and_behind_the_cut_then_rescaled(
     assert not (tmp_path / "live").exists(), "live is not opened before the history is there"
     os.kill(victim, signal.SIGKILL)
     wait_ended(victim)
-    wait_all_ended(tree, 5.0)
+    wait_all_ended(tree)
     killed.start(taskmanagers=TASKMANAGERS, slots=SLOTS)
     (tmp_path / "go").touch()
     wait_in_directory(tmp_path, (tmp_path / "live").exists, "live rows", START_S)
@@ -92,7 +92,7 @@ def test_killed_while_spark_makes_it_and_behind_the_cut_then_rescaled(
     taskmanager = next(one.pid for one in killed.daemons() if one.role == "taskmanager")
     slots = psutil.Process(taskmanager).children(recursive=True)
     os.kill(taskmanager, signal.SIGKILL)
-    wait_all_ended([taskmanager, *(slot.pid for slot in slots)], 10.0)
+    wait_all_ended([taskmanager, *(slot.pid for slot in slots)])
     killed.start(taskmanagers=TASKMANAGERS, slots=SLOTS)
     await_checkpoint(handle)
     path = handle.stop(tmp_path / "savepoints")

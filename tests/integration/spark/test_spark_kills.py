@@ -114,14 +114,14 @@ def test_the_output_is_there_once_and_no_process_is_left(
     wait_ended(victim)
     is_spared = target == "jobmanager"
     if not is_spared:
-        wait_all_ended(tree, 5.0)
+        wait_all_ended(tree)
     killed.start(taskmanagers=TASKMANAGERS, slots=2)
     (tmp_path / "go").touch()
     handle.wait(START_S)
     assert shown(tmp_path / "out") == list(range(10))
     attempts = (tmp_path / "attempts").read_text().split()
     assert len(attempts) == (1 if is_spared else 2)
-    wait_all_ended([int(pid) for pid in attempts], 10.0)
+    wait_all_ended([int(pid) for pid in attempts])
 
 
 @IN_ALL

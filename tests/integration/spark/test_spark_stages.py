@@ -24,7 +24,7 @@ from penstock.cli.partitions import partitions
 from penstock.client.client import Client
 from tests.integration.conftest import NewEnvironment
 from tests.integration.spark.conftest import IN_ALL, SMALL, START_S, tree_of, wait_all_ended
-from tests.support.processes import wait_in_directory
+from tests.support.processes import DEADLINE_S, wait_in_directory
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -232,5 +232,5 @@ def test_a_cancelled_job_leaves_no_process(new_env: NewEnvironment, tmp_path: Pa
     assert len(tree) > 2  # the JVM, and Python for its tasks
     handle.cancel()
     with pytest.raises(ps.JobCanceled):
-        handle.wait(60)
+        handle.wait(DEADLINE_S)
     wait_all_ended(tree)
