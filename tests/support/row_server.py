@@ -19,7 +19,7 @@ from typing_extensions import override
 
 import penstock as ps
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 class LineServer:

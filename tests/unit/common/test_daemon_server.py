@@ -29,6 +29,7 @@ from penstock.errors import StoreTransient, TaskManagerLost
 from penstock.pb import client_pb2, client_pb2_grpc
 from taskmanager.rpc.jobmanager_client import JobManagerClient
 from tests.support.certificates import certificate_files
+from tests.support.jobs import DEADLINE_S
 
 TOKEN = "a-token-of-this-test"
 HOST = "127.0.0.1"
@@ -77,12 +78,12 @@ def behind(
 async def goodbye(channel: grpc.aio.Channel, token: str = "") -> None:
     stub: Any = internal_pb2_grpc.JobManagerInternalStub(channel)
     request = internal_pb2.GoodbyeRequest()
-    await stub.Goodbye(request, timeout=10, metadata=token_metadata(token))
+    await stub.Goodbye(request, timeout=DEADLINE_S, metadata=token_metadata(token))
 
 
 async def hello(channel: grpc.aio.Channel, token: str = "") -> None:
     stub: Any = client_pb2_grpc.JobManagerStub(channel)
-    await stub.Hello(client_pb2.HelloRequest(), timeout=10, metadata=token_metadata(token))
+    await stub.Hello(client_pb2.HelloRequest(), timeout=DEADLINE_S, metadata=token_metadata(token))
 
 
 async def refused(call: Awaitable[None]) -> tuple[grpc.StatusCode, str]:

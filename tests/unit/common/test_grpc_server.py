@@ -15,6 +15,7 @@ import grpc.aio
 
 from common.grpc_options import channel_options
 from common.grpc_server import make_server
+from tests.support.jobs import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -32,7 +33,7 @@ def test_a_channel_that_pings_is_not_sent_away() -> None:
         ours = make_server()
         others = grpc.aio.server()  # noqa: TID251 - what is to be avoided
         channel, sent_away = await connected(ours), await connected(others)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(DEADLINE_S):
             await sent_away.wait_for_state_change(grpc.ChannelConnectivity.READY)
         assert channel.get_state() is grpc.ChannelConnectivity.READY
         for one in (channel, sent_away):

@@ -35,6 +35,7 @@ from common.pb import internal_pb2, internal_pb2_grpc
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.errors import ConfigurationError, Unauthenticated
 from penstock.pb import client_pb2
+from tests.support.jobs import DEADLINE_S
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_metrics_endpoint() -> None:
     server = MetricsServer(Pages(registry), "127.0.0.1", 0)
     port = server.start()
     try:
-        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE_S) as page:
             text = page.read().decode()
         with pytest.raises(ConfigurationError, match="cannot listen"):
             MetricsServer(Pages(registry), "127.0.0.1", port).start()
@@ -208,7 +209,7 @@ def test_only_the_token_lets_in(theirs: str, is_let_in: bool) -> None:
         )
         stub: Any = internal_pb2_grpc.TaskManagerInternalStub(channel)
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(DEADLINE_S):
                 if is_let_in:
                     await stub.FreeSlots(internal_pb2.FreeSlotsRequest())
                     chunks = [

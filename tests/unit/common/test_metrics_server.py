@@ -18,6 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from common.metrics_server import CONNECTIONS_MAX, MetricsServer, Pages
+from tests.support.jobs import DEADLINE_S
 
 why = [""]
 
@@ -32,12 +33,12 @@ def port() -> Iterator[int]:
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=10)
+    return socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
 
 
 def page(port: int, path: str) -> tuple[int, str]:
     try:
-        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as found:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=DEADLINE_S) as found:
             return found.status, found.read().decode()
     except HTTPError as error:
         with error:

@@ -23,6 +23,7 @@ from common.process import (
 from penstock.client.addresses import format_address, is_loopback, parse_address, parse_addresses
 from penstock.errors import ConfigurationError
 from penstock.local.daemon_processes import start_ticks
+from tests.support.jobs import DEADLINE_S
 
 ROOT = Path(__file__).parents[3]
 
@@ -172,7 +173,7 @@ def test_a_process_dies_with_its_parent() -> None:
         async def ended() -> None:
             event = asyncio.Event()
             asyncio.get_running_loop().add_reader(descriptor, event.set)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(DEADLINE_S):
                 await event.wait()
 
         asyncio.run(ended())
@@ -191,7 +192,7 @@ def test_signals_ask_to_stop() -> None:
     async def work(number: int) -> None:
         with stop_requests({}) as stop:
             os.kill(os.getpid(), number)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(DEADLINE_S):
                 await stop.wait()
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -33,6 +33,7 @@ from penstock.client.grpc_errors import (
 from penstock.config import Configuration
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
 from penstock.streams.environment import Environment
+from tests.support.jobs import DEADLINE_S
 
 
 @pytest.mark.parametrize("cls", STATUS_BY_CLASS)
@@ -268,7 +269,7 @@ def jobmanager(directory: Path) -> Iterator[str]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
     try:
-        yield address.result(timeout=10)
+        yield address.result(timeout=DEADLINE_S)
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join()

@@ -249,7 +249,7 @@ def test_nobody_is_waited_for_longer_than_configured(
         env.from_arrow(pa.table({"a": [1]})).print()
         with pytest.raises(ps.JobManagerUnreachable):
             env.execute("nowhere")
-    assert 0.6 <= time.monotonic() - began < 20
+    assert 0.6 <= time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 from common.pb import internal_pb2
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.errors import Fenced
+from tests.support.jobs import DEADLINE_S
 
 SERVICE = internal_pb2.DESCRIPTOR.services_by_name["TaskManagerInternal"]
 UNFENCED = {"HearOfLeader"}
@@ -31,7 +32,7 @@ def request_of(method: str, **fields: Any) -> Any:
 async def answer(c: Any, method: str, request: Any) -> None:
     """Makes the call and reads its answer to the end."""
     try:
-        call = getattr(c.stub, method)(request, timeout=10)
+        call = getattr(c.stub, method)(request, timeout=DEADLINE_S)
         if SERVICE.methods_by_name[method].server_streaming:
             async for _ in call:
                 pass

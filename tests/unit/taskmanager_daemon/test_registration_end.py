@@ -22,6 +22,7 @@ from taskmanager.daemon.held_partitions import HeldPartitionsReport
 from taskmanager.daemon.identity import TaskManagerIdentity
 from taskmanager.rpc import newer_leader_runner
 from taskmanager.rpc.registration_runner import RegistrationRunner
+from tests.support.jobs import DEADLINE_S
 
 
 class ForgetfulJobManager:
@@ -117,7 +118,7 @@ def test_goodbye_is_the_last_word_whenever_the_cancellation_comes(turns: int) ->
         for _ in range(turns):
             await asyncio.sleep(0)
         running.cancel()
-        done, _ = await asyncio.wait([running], timeout=2)
+        done, _ = await asyncio.wait([running], timeout=DEADLINE_S)
         assert done, "the loop went on after the goodbye"
         assert jobmanager.registrations == 1
 
@@ -130,13 +131,13 @@ def test_one_that_is_forgotten_registers_again_and_again() -> None:
         jobmanager.forgets.set()
         registration = registration_with(jobmanager)
         running = asyncio.create_task(registration.run())  # noqa: TID251 - cancelled below
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while jobmanager.registrations < 4:
                 jobmanager.registered.clear()
                 await jobmanager.registered.wait()
         running.cancel()
         await registration.say_goodbye("it ends", 1, is_planned=True)
-        done, _ = await asyncio.wait([running], timeout=2)
+        done, _ = await asyncio.wait([running], timeout=DEADLINE_S)
         assert done
 
     asyncio.run(work())
@@ -170,7 +171,7 @@ def test_who_says_that_it_leads_is_asked(
         )
         assert jobmanager.address == ("jobmanager:1" if stays else told.rpc_address)
         running.cancel()
-        await asyncio.wait([running], timeout=2)
+        await asyncio.wait([running], timeout=DEADLINE_S)
 
     asyncio.run(work())
 
@@ -196,7 +197,7 @@ def test_others_are_asked_who_leads_though_the_jobmanager_answers(
         registration = registration_with(jobmanager)
         running = asyncio.create_task(registration.run())  # noqa: TID251 - cancelled below
         await registration.wait_registered()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while jobmanager.registrations == 1 and leader:
                 jobmanager.registered.clear()
                 await jobmanager.registered.wait()
@@ -206,7 +207,7 @@ def test_others_are_asked_who_leads_though_the_jobmanager_answers(
         assert jobmanager.address == (leader or "jobmanager:1")
         assert jobmanager.registrations == (2 if leader else 1)
         running.cancel()
-        await asyncio.wait([running], timeout=2)
+        await asyncio.wait([running], timeout=DEADLINE_S)
 
     asyncio.run(work())
 
@@ -227,7 +228,7 @@ def test_others_are_asked_soon_where_an_answer_is_late_or_nothing_is_held(
         registration = registration_with(jobmanager, slots)
         running = asyncio.create_task(registration.run())  # noqa: TID251 - cancelled below
         await registration.wait_registered()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(DEADLINE_S):
             while jobmanager.registrations == 1 and leaves:
                 jobmanager.registered.clear()
                 await jobmanager.registered.wait()
@@ -236,6 +237,6 @@ def test_others_are_asked_soon_where_an_answer_is_late_or_nothing_is_held(
         assert jobmanager.address == ("c:2" if leaves else "jobmanager:1")
         assert bool(jobmanager.asked) == leaves
         running.cancel()
-        await asyncio.wait([running], timeout=2)
+        await asyncio.wait([running], timeout=DEADLINE_S)
 
     asyncio.run(work())

@@ -33,6 +33,7 @@ from penstock.errors import (
 )
 from penstock.pb import client_pb2, graph_pb2
 from taskmanager.processes.fork_protocol import PARTITION_SERVER_NAME
+from tests.support.jobs import DEADLINE_S
 
 RUNNING = client_pb2.ATTEMPT_STATE_RUNNING
 FINISHED = client_pb2.ATTEMPT_STATE_FINISHED
@@ -673,7 +674,7 @@ def test_logs_are_read_back_in_order(tmp_path: Path, cluster: Any, go: Any) -> N
                     incarnation=c.incarnation,
                 )
                 sizes: dict[tuple[str, int, int], int] = {}
-                async for chunk in c.stub.ReadTaskLogs(request, timeout=10):
+                async for chunk in c.stub.ReadTaskLogs(request, timeout=DEADLINE_S):
                     key = (chunk.vertex, chunk.subtask_index, chunk.attempt)
                     sizes[key] = sizes.get(key, 0) + len(chunk.data)
                 return [(*key, size) for key, size in sizes.items()]
