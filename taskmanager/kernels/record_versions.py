@@ -11,7 +11,8 @@ Invariants:
 - when the table gets other records in place of the old ones (growth, another width, ``clear``), the old
   ones never change again: the export walks them on;
 - a removed key leaves a tombstone in the version of its removal, unless no export can hold the key:
-  before the first ``seal``, and in the version in which it came where records do not change after that.
+  before the first ``seal``, and in the version in which it came where records do not change after that (as long as
+  none was stamped again in it: removals move others, and an export that is read has these stamped).
 
 An empty record has version -1, a restored one 0.
 """
@@ -89,6 +90,8 @@ class RecordVersions:
         self._slots = slots
         self._column = column
         self._changed = 0
+        self._restamped = NO_VERSION
+        """The last version that records got because others took or left places before them."""
         self._tombstones = Tombstones[KeyBatch]()
         self._tombstone_bytes = 0
         self._exports: list[RecordExport] = []
@@ -130,7 +133,7 @@ class RecordVersions:
             return
         self._changed = self.current
         told = present | may_be_exported
-        if self.are_written_once and not may_be_exported:
+        if self.are_written_once and not may_be_exported and self._restamped != self.current:
             told &= self._slots.records[slots, self._column] < self.current
         if told.any():
             removed = keys if told.all() else keys.take(np.flatnonzero(told))
@@ -166,6 +169,7 @@ class RecordVersions:
         """The table was emptied and begins anew, with the first version."""
         self.current = FIRST_VERSION
         self._changed = 0
+        self._restamped = NO_VERSION
         self._tombstones.restart(0)
         self._tombstone_bytes = 0
 
@@ -189,6 +193,8 @@ class RecordVersions:
             touched,
             before,
         )
+        if count:
+            self._restamped = self.current
         self._copy_aside(touched[:count], before[:count])
 
     def _copy_aside(self, slots: Int64Array, before: Int64Array) -> None:

@@ -263,6 +263,20 @@ def test_of_records_that_are_written_once_those_that_no_export_holds_leave_no_to
     assert sorted(table.keys()[0].to_pylist()) == [2, 4]
 
 
+def test_records_that_move_while_an_export_is_read_leave_tombstones_all_the_same() -> None:
+    table = RecordTable([pa.int64()], [], with_versions=True)
+    table.versions.are_written_once = True
+    numbers = list(range(500))
+    table.accumulate(encode_keys([pa.array(numbers)]), [], [])
+    exported = table.seal(0)
+    for number in numbers:  # others take its place in the table
+        table.remove(encode_keys([pa.array([number])]))
+    removed = table.seal(1).tombstones
+    assert sorted(n for keys in removed for n in keys.to_arrays()[0].to_pylist()) == numbers
+    rows = [rows.keys.to_arrays()[0].to_pylist() for rows in table.exported(exported)]
+    assert sorted(n for part in rows for n in part) == numbers
+
+
 def test_tombstones_in_many_small_batches_are_counted_as_what_they_take() -> None:
     sizes = []
     for step in (1000, 1):
