@@ -96,15 +96,20 @@ def file_source(
     _check_readable_types(format, schema)
     selected = _select(schema, columns, location)
     _check_optional(options, schema, location)
+    required: list[str] = []
     if declared is not None:
         required = [field.name for field in declared if not field.nullable]
         _check_declaration(format, selected, location, files, options, required)
+    in_files = [
+        field.with_nullable(field.name not in required or field.name in options.optional)
+        for field in schema
+    ]
     spec = graph_pb2.SourceSpec(
         files=graph_pb2.FileSource(
             format=format,
             path=location,
             columns=list(columns) if columns is not None else [],
-            schema=schema_to_bytes(schema),
+            schema=schema_to_bytes(pa.schema(in_files)),
             watch_interval_ms=watch_ms,
             may_be_empty=not files,
             text=options.encode(),

@@ -52,9 +52,7 @@ def rows_to_table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None = 
                 f"row {index}: expected a dict, got {type(row).__name__}: {row!r:.200}"
             )
     names = _column_names(rows, schema)
-    arrays = [
-        _column(rows, name, None if schema is None else schema.field(name).type) for name in names
-    ]
+    arrays = [_column(rows, name, None if schema is None else schema.field(name)) for name in names]
     fields = [pa.field(name, array.type) for name, array in zip(names, arrays, strict=True)]
     return pa.Table.from_arrays(arrays, schema=schema or pa.schema(fields))
 
@@ -83,18 +81,18 @@ def _column_names(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None) -
     return list(schema.names)
 
 
-def _column(rows: Sequence[Mapping[str, Any]], name: str, type_: pa.DataType | None) -> pa.Array:
+def _column(rows: Sequence[Mapping[str, Any]], name: str, field: pa.Field | None) -> pa.Array:
     values = [row.get(name) for row in rows]
-    if type_ is None:
+    if field is None:
         return _inferred(values, name)
     try:
-        return encode(values, pa.field(name, type_))
+        return encode(values, field)
     except ValueMismatch as error:
         if error.index < 0:
             raise JobRejected(f'column "{name}": {error}') from error
         given = shorten(repr(values[error.index]), 200)
         raise JobRejected(
-            f'row {error.index}, column "{name}": {given} is not {type_}: {error.__cause__ or error}'
+            f'row {error.index}, column "{name}": {given} is not {field.type}: {error.__cause__ or error}'
         ) from error
 
 

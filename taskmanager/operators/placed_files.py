@@ -92,7 +92,8 @@ def _batches(file: pq.ParquetFile, plan: ColumnPlan) -> Iterator[pa.RecordBatch]
     rows = 0
     for batch in file.iter_batches(_DECODE_ROWS, columns=names):
         try:
-            yield conformed(plan.assemble(batch), plan.output)
+            conforming = conformed(plan.assemble(batch), plan.output)
+            yield pa.RecordBatch.from_arrays(conforming.columns, names=plan.output.names)
         except ValueMismatch as error:
             row = f", row {rows + error.index + 1}" if error.index >= 0 else ""
             raise TaskFailure(f"{plan.path}{row}: the source returned {error}") from error
@@ -114,9 +115,10 @@ def reads_alike(file: pq.ParquetFile, output: pa.Schema) -> bool:
             return False
         if by_lower.count(field.name.lower()) > 1:
             return False  # one column to Spark
+    never_null = frozenset(field.name for field in output if not field.nullable)
     return all(
         _is_known(column) for column in _column_chunks(file.metadata, frozenset(output.names))
-    )
+    ) and all(_has_no_null(column) for column in _column_chunks(file.metadata, never_null))
 
 
 def _column_chunks(metadata: Any, names: frozenset[str]) -> Iterator[Any]:
@@ -126,6 +128,11 @@ def _column_chunks(metadata: Any, names: frozenset[str]) -> Iterator[Any]:
             column = row_group.column(index)
             if column.path_in_schema.partition(".")[0] in names:
                 yield column
+
+
+def _has_no_null(column: Any) -> bool:
+    statistics = column.statistics
+    return bool(statistics and statistics.has_null_count and not statistics.null_count)
 
 
 def _is_known(column: Any) -> bool:

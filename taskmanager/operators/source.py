@@ -69,6 +69,7 @@ class SourceOperator:
         self._spec = spec
         self._event_time_column = event_time_column
         self._schema = schema_from_bytes(spec.output_schema)
+        self._declared = _declared(spec.source, self._schema)
         self._splits: deque[Split] = deque()
         self._reading: deque[tuple[Split, Reader]] = deque()
         """What is being read, the next first; at most one where splits end."""
@@ -284,7 +285,10 @@ class SourceOperator:
 
     def _conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         try:
-            return conformed(batch, self._schema)
+            rows = conformed(batch, self._declared)
+            if self._declared is self._schema:
+                return rows
+            return pa.RecordBatch.from_arrays(rows.columns, schema=self._schema)
         except ValueMismatch as error:
             index = error.index if error.index >= 0 else None
             raise BadRecord(
@@ -385,6 +389,17 @@ def _split_to_proto(split: Split) -> internal_pb2.Split:
         min_event_time_ms=split.min_event_time_ms,
         replaces=split.replaces,
     )
+
+
+def _declared(source: graph_pb2.SourceSpec, schema: pa.Schema) -> pa.Schema:
+    """The schema that a source's rows must have: of files, with what is declared as never null there.
+
+    The stream's own schema has it as nullable, which state was stored by.
+    """
+    if not source.HasField("files"):
+        return schema
+    in_files = schema_from_bytes(source.files.schema)
+    return pa.schema([field.with_nullable(in_files.field(field.name).nullable) for field in schema])
 
 
 def _split_from_proto(proto: internal_pb2.Split) -> Split:

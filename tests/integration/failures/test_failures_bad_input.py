@@ -137,6 +137,24 @@ def test_a_file_with_another_type_than_the_schema(
     assert "text.parquet, row 2" in str(error)
 
 
+@pytest.mark.parametrize("form", ["parquet", "json"])
+def test_a_null_that_is_declared_never_to_be(
+    environment: MakeEnvironment, tmp_path: Path, form: str
+) -> None:
+    path = tmp_path / f"nulls.{form}"
+    if form == "parquet":
+        pq.write_table(pa.table({"a": [1, None], "b": [1, 2]}), path)
+    else:
+        path.write_text('{"a":1}\n{"b":2}\n')
+    env = environment()
+    never_null = pa.schema([NUMBERS.field("a").with_nullable(False), NUMBERS.field("b")])
+    read(env, form, path, schema=never_null).discard()
+    error = str(failure_of(env))
+    assert "a null in column 'a', which is declared as never null" in error
+    assert f"nulls.{form}, " in error
+    assert " 2" in error
+
+
 def lists_of_doubles(start: int, count: int) -> pa.RecordBatch:
     return pa.record_batch({"a": [[1e300 if n == 2 else 0.5] for n in range(start, start + count)]})
 
