@@ -174,7 +174,7 @@ def json_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """What was read with ``json_parse_schema(schema)``, with the types of the schema.
 
     Raises:
-        pa.ArrowInvalid: a text is no date, no time of day or not base64.
+        pa.ArrowInvalid: a text is no date, no time of day or not base64, or a number is beyond its type.
 
     Example:
         >>> texts = pa.table({"b": ["YWI=", None]})
@@ -184,7 +184,21 @@ def json_columns(table: pa.Table, schema: pa.Schema) -> pa.Table:
     columns = [
         _from_text(column, field.type) for column, field in zip(table.columns, schema, strict=True)
     ]
+    if any(_has_infinity(chunk) for column in columns for chunk in column.chunks):
+        raise pa.ArrowInvalid("a number is beyond its type")
     return pa.table(columns, schema=schema)
+
+
+def _has_infinity(array: pa.Array) -> bool:
+    """Whether there is one at any depth. JSON has none: the parser makes them of numbers that float32 does not hold."""
+    kind = array.type
+    if pa.types.is_floating(kind):
+        return bool(pc.any(pc.is_inf(array), min_count=0).as_py())
+    if pa.types.is_struct(kind):
+        return any(map(_has_infinity, array.flatten()))
+    if pa.types.is_map(kind):
+        return _has_infinity(array.items)
+    return bool(pa.types.is_nested(kind)) and _has_infinity(array.flatten())
 
 
 def nested_type_of_text(type_: pa.DataType) -> pa.DataType | None:

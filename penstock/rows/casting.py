@@ -28,6 +28,8 @@ _INT64_DIGITS = 18
 UNITS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 """What a time of day in each unit is less than."""
 
+_INT64_LIMIT = 1 << 63
+
 Kernel = Callable[[Any], Any]
 """An Arrow array or scalar in, one of the same length out."""
 
@@ -53,6 +55,8 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
         return lambda value: time_texts(value, target)
     if pt.is_integer(source) and pt.is_time(target):
         return _integer_to_time(target)
+    if pt.is_timestamp(source) and pt.is_date32(target) and not safe:
+        return _timestamp_to_date(source)
     nested = nested_cast(source, target, cast_kernel, safe=safe)
     if nested is not None:
         return nested
@@ -91,6 +95,22 @@ def _integer_to_time(target: pa.DataType) -> Kernel:
             raise pa.ArrowInvalid(
                 f"{outside.as_py()} is no time of day as {target}, which has 0 to {limit - 1}"
             )
+        return direct(value)
+
+    return cast
+
+
+def _timestamp_to_date(source: pa.DataType) -> Kernel:
+    """Days, of which Arrow keeps the lowest 32 bits where there are more."""
+    direct = _direct(_options(pa.date32(), truncate=True))
+    limit = min(UNITS_PER_DAY[source.unit] << 31, _INT64_LIMIT)
+    as_number = _direct(_options(pa.int64(), truncate=False))
+
+    def cast(value: Any) -> Any:
+        numbers = as_number(value)
+        inside = pc.and_(pc.greater_equal(numbers, -limit), pc.less_equal(numbers, limit - 1))
+        if pc.all(inside, min_count=0).as_py() is False:
+            raise pa.ArrowInvalid(f"a {source} is outside of the days that {pa.date32()} has")
         return direct(value)
 
     return cast

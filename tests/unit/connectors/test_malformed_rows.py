@@ -90,6 +90,19 @@ def test_json_lines_that_do_not_fit(skipping: Any, tmp_path: Path) -> None:
     assert found[8] == "malformed JSON: -1e400 is beyond what a number with fractions holds"
 
 
+def test_json_numbers_that_float32_does_not_hold(skipping: Any, tmp_path: Path) -> None:
+    """The parser makes infinities of them."""
+    path = tmp_path / "f.json"
+    path.write_text('{"a":1e300,"b":[1]}\n{"a":0.5,"b":[null,-1e39]}\n{"a":-3.4e38,"b":[2]}\n')
+    schema = pa.schema([("a", pa.float32()), ("b", pa.list_(pa.float32()))])
+    rows = skipping.rows(file_source("json", path, schema=schema))
+    assert rows == [{"a": pa.scalar(-3.4e38, pa.float32()).as_py(), "b": [2.0]}]
+    assert [error for _, _, error in skipping.bad] == [
+        'column "a": 1e+300 is not float',
+        'column "b": [null, -1e+39] is not list<item: float>',
+    ]
+
+
 def test_json_elements_that_do_not_fit(skipping: Any, tmp_path: Path) -> None:
     text = '[{"a":1},\n{"a":"x"}, 3,, {"a":4}},\n{"a" 5},{"a":6}]'
     assert [row["a"] for row in skipping.rows(opened("json", tmp_path / "f.json", text))] == [1, 6]

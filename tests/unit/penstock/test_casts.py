@@ -88,3 +88,18 @@ def test_lists_become_lists_of_one_size(safe: bool) -> None:
     with pytest.raises(BadRow, match="another size than") as failed:
         expression.compile(rows.schema)(rows)
     assert failed.value.row_index == 1
+
+
+@pytest.mark.parametrize("unit", ["s", "ms"])
+def test_a_time_beyond_the_days_that_there_are_is_an_error(unit: str) -> None:
+    """Arrow keeps the lowest 32 bits: 10^18 s became a day in the year -2,362,217."""
+    last = (86_400 << 31) * {"s": 1, "ms": 1000}[unit] - 1
+    days = col("t").cast("date32")
+    rows = pa.record_batch({"t": pa.array([-1, None, -last - 1, last], pa.timestamp(unit))})
+    found = days.compile(rows.schema)(rows)
+    assert found.view(pa.int32()).to_pylist() == [-1, None, -(2**31), 2**31 - 1]
+    for beyond in (last + 1, -last - 2):
+        rows = pa.record_batch({"t": pa.array([0, beyond], pa.timestamp(unit))})
+        with pytest.raises(BadRow, match="outside of the days") as failed:
+            days.compile(rows.schema)(rows)
+        assert failed.value.row_index == 1
