@@ -149,12 +149,14 @@ def test_cancelled_and_failed_jobs_are_listed_with_what_they_can_be_started_from
     path = run_until_checkpoint(new_env, tmp_path)
     listed = {job.job_id: job.restorable_from for job in client.jobs()}
     assert listed[Path(path).name].startswith(f"{path}/chk-")
-    env = new_env(1, config(tmp_path) | {"restart-strategy.type": "none"})
+    never = {"restart-strategy.type": "none", "execution.checkpointing.interval": "1h"}
+    env = new_env(1, config(tmp_path) | never)
     fails = tmp_path / "fails"
     failing = env.generate(numbers, rate=RATE, schema={"n": "int64"})
     failing.map(lambda row: 1 // (not fails.exists()), schema={"n": "int64"}).discard()
     handle = env.submit("failing")
-    await_details(handle, lambda _m, _s: handle.details().last_checkpoint_id)
+    await_details(handle, lambda _m, state: state == "RUNNING")
+    handle.checkpoint(DEADLINE_S)
     fails.touch()
     with pytest.raises(ps.JobFailed) as failed:
         handle.wait(DEADLINE_S)

@@ -166,7 +166,7 @@ def submit(cluster: DaemonCluster, tmp_path: Path) -> Iterator[Submit]:
     with contextlib.ExitStack() as stack:
 
         def run(config: Mapping[str, object] = OFTEN, *, collect: bool = False) -> Job:
-            takes_checkpoints = config["execution.checkpointing.interval"] != "none"
+            takes_checkpoints = config.get("execution.checkpointing.interval") != "none"
             env = stack.enter_context(
                 ps.Environment(cluster.jobmanager, parallelism=2, config=config)
             )
