@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+_KINDS_MAX: Final = 20
+"""Of one outage; more are not told apart."""
 
 
 class OutageLog:
@@ -23,16 +26,18 @@ class OutageLog:
         self._works_again = works_again
         self._level = level
         self._failures = 0
-        self._kind = ""
+        self._kinds: set[str] = set()
 
     def failed(self, kind: str = "", /, **facts: object) -> None:
         """It has not worked.
 
         Args:
-            kind: of failure; another one than before is said as well.
+            kind: of failure; one that has not been said since it last worked is said as well.
         """
-        is_news = not self._failures or kind != self._kind
-        self._failures, self._kind = self._failures + 1, kind
+        is_news = kind not in self._kinds and len(self._kinds) < _KINDS_MAX
+        self._failures += 1
+        if is_news:
+            self._kinds.add(kind)
         getattr(self._log, self._level if is_news else "debug")(self._failed, **facts)
 
     def worked(self, **facts: object) -> None:
@@ -40,3 +45,4 @@ class OutageLog:
         if self._failures:
             self._log.info(self._works_again, failures=self._failures, **facts)
         self._failures = 0
+        self._kinds.clear()

@@ -71,6 +71,9 @@ class CheckpointStoringRunner:
         self._given_up: asyncio.Future[None] | None = None
         """Done where the checkpoint that is being stored is waited for no longer."""
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+        self._settling = OutageLog(
+            self._log, "checkpoint.not_settled", "checkpoint.settled_again", "warning"
+        )
         self._reservations = OutageLog(
             self._log, "checkpoint.ids_not_reserved", "checkpoint.ids_reserved_again", "warning"
         )
@@ -112,13 +115,12 @@ class CheckpointStoringRunner:
             try:
                 event = await self._calls.run("settle", lambda: store.settle(checkpoint_id))
             except StoreTransient as error:
-                self._log.warning(
-                    "checkpoint.not_settled", checkpoint_id=checkpoint_id, reason=str(error)
-                )
+                self._settling.failed(checkpoint_id=checkpoint_id, reason=str(error))
             except StreamError as error:
                 self._fail(error)
                 return
             else:
+                self._settling.worked()
                 self._log.info(
                     "checkpoint.settled",
                     checkpoint_id=checkpoint_id,

@@ -121,10 +121,9 @@ class RegistrationRunner:
         self._registration: Registration | None = None
         self._is_leaving = False
         self._silence = JobManagerSilence(0, grace_s, 0)
-        self._log = get_logger(__name__)
-        self._heartbeats = OutageLog(
-            self._log, "heartbeat.failed", "heartbeat.answered_again", "info"
-        )
+        log = self._log = get_logger(__name__)
+        self._retries = OutageLog(log, "registration.retried", "registration.answered", "info")
+        self._heartbeats = OutageLog(log, "heartbeat.failed", "heartbeat.answered_again", "info")
 
     # ------------------------------------------------------------ for the rest of the daemon
 
@@ -261,9 +260,8 @@ class RegistrationRunner:
         Raises:
             RegistrationLost: these are, and nobody has taken them over in time.
         """
-        response: internal_pb2.RegisterTaskManagerResponse | None = None
         retry_s = _RETRY_FIRST_S
-        while response is None:
+        while True:
             if is_kept and self._see_partitions is not None:
                 await self._see_partitions()
             try:
@@ -276,8 +274,6 @@ class RegistrationRunner:
                     self._identity.version,
                 )
                 await self._follow(answer.cluster_id, answer.leader_epoch, answer.kept_slot_ids)
-                response = answer
-                continue
             except (JobRejected, ProtocolMismatch, Unauthenticated):
                 raise
             except Fenced as error:
@@ -291,18 +287,19 @@ class RegistrationRunner:
                 if not is_transient(error) and not isinstance(error, JobManagerUnreachable):
                     self._log.error("registration.refused", reason=str(error))
                 else:
-                    self._log.info("registration.retried", reason=str(error))
+                    self._retries.failed(str(error), reason=str(error))
                 if is_kept:
                     self._bear_silence()
                 await self._client.switch(error)
+            else:
+                self._retries.worked()
+                self._registration = Registration.answered(incarnation, answer)
+                timeout_s = self._registration.heartbeat_timeout_s
+                self._silence = JobManagerSilence(timeout_s, self._grace_s, self._now_s())
+                self._registered.set()
+                return self._registration
             await asyncio.sleep(retry_s)
             retry_s = min(retry_s * 2, _RETRY_MAX_S)
-        self._registration = Registration.answered(incarnation, response)
-        self._silence = JobManagerSilence(
-            self._registration.heartbeat_timeout_s, self._grace_s, self._now_s()
-        )
-        self._registered.set()
-        return self._registration
 
     def _request(self, incarnation: str) -> internal_pb2.RegisterTaskManagerRequest:
         own = self._identity

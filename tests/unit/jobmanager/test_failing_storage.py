@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import grpc
 import pytest
+import structlog
 from typing_extensions import override
 
 from jobmanager.checkpoint import claimed_head_store
@@ -157,6 +158,8 @@ def test_a_swap_of_unknown_outcome_is_settled_while_the_job_runs_on(
             assert "whether checkpoint 2 is stored is not known yet" in await refused(cluster)
             # Who asks meanwhile is told so at once.
             assert "not known yet" in await refused(cluster)
+            while len(unsettled()) < 2:  # noqa: ASYNC110 - a thread tries
+                await asyncio.sleep(0.01)
             for calls in (broken_store.broken, broken_store.lost):
                 calls.clear()
             assert await eventually(cluster) == 3
@@ -165,7 +168,15 @@ def test_a_swap_of_unknown_outcome_is_settled_while_the_job_runs_on(
             assert details.state == client_pb2.JOB_STATE_RUNNING
             assert details.restarts == 0
 
-    run(scenario)
+    with structlog.testing.capture_logs() as logs:
+
+        def unsettled() -> list[str]:
+            """How loudly each try is told of."""
+            return [one["log_level"] for one in logs if one["event"] == "checkpoint.not_settled"]
+
+        run(scenario)
+    assert unsettled().count("warning") == 1
+    assert [one for one in logs if one["event"] == "checkpoint.settled_again"]
 
 
 def test_checkpoints_go_on_where_a_start_failed_after_an_unknown_outcome(

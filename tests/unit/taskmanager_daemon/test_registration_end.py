@@ -13,14 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import structlog
 
 from common.clock import SystemClock
 from common.pb import internal_pb2
 from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
-from penstock.errors import NotLeader, StoreTransient
+from penstock.errors import JobManagerUnreachable, NotLeader, StoreTransient
 from taskmanager.daemon.held_partitions import HeldPartitionsReport
 from taskmanager.daemon.identity import TaskManagerIdentity
-from taskmanager.rpc import newer_leader_runner
+from taskmanager.rpc import newer_leader_runner, registration_runner
 from taskmanager.rpc.registration_runner import RegistrationRunner
 from tests.support.jobs import DEADLINE_S
 
@@ -141,6 +142,44 @@ def test_one_that_is_forgotten_registers_again_and_again() -> None:
         assert done
 
     asyncio.run(work())
+
+
+class AwayJobManager(ForgetfulJobManager):
+    """Cannot be reached at first, at either of two addresses in turn."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__(registrations_max=1)
+        self.failures = failures
+
+    async def register(self, request: Any) -> internal_pb2.RegisterTaskManagerResponse:
+        if self.failures:
+            self.failures -= 1
+            raise JobManagerUnreachable(f"nobody listens at address {self.failures % 2}")
+        return await super().register(request)
+
+    async def switch(self, *_: object) -> None:
+        """To the other."""
+
+
+def test_a_jobmanager_that_is_away_is_told_of_once_by_address_and_when_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work() -> None:
+        registration = registration_with(AwayJobManager(failures=7))
+        running = asyncio.create_task(registration.run())  # noqa: TID251 - cancelled below
+        await registration.wait_registered()
+        running.cancel()
+        await asyncio.wait([running], timeout=2)
+
+    monkeypatch.setattr(registration_runner, "_RETRY_FIRST_S", 0.001)
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(work())
+    told = [one for one in logs if one["log_level"] != "debug"]
+    assert [one["reason"] for one in told if one["event"] == "registration.retried"] == [
+        "nobody listens at address 0",
+        "nobody listens at address 1",
+    ]
+    assert [one["failures"] for one in told if one["event"] == "registration.answered"] == [7]
 
 
 @pytest.mark.parametrize(
