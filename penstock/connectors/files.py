@@ -86,19 +86,15 @@ def file_source(
     files = _existing_files(location, watch=watch_ms > 0, schema_given=schema is not None)
     declared = schema
     if schema is None:
-        schema = infer_schema(format, [file.path for file in files], options)
-        if is_directory(location):
-            found = {file.path: partition_values(location, file.path) for file in files}
-            schema = with_partition_columns(schema, found, options.optional)
+        schema = _inferred(format, location, files, options)
     else:
         schema = plain_schema(schema)
     _check_names(schema, location)
     _check_readable_types(format, schema)
     selected = _select(schema, columns, location)
     _check_optional(options, schema, location)
-    required: list[str] = []
+    required = [field.name for field in declared or () if not field.nullable]
     if declared is not None:
-        required = [field.name for field in declared if not field.nullable]
         _check_declaration(format, selected, location, files, options, required)
     in_files = [
         field.with_nullable(field.name not in required or field.name in options.optional)
@@ -117,6 +113,16 @@ def file_source(
         bounded=watch_ms == 0,
     )
     return spec, selected
+
+
+def _inferred(
+    format: str, location: str, files: Sequence[ListedFile], options: TextOptions
+) -> pa.Schema:
+    schema = infer_schema(format, [file.path for file in files], options)
+    if not is_directory(location):
+        return schema
+    found = {file.path: partition_values(location, file.path) for file in files}
+    return with_partition_columns(schema, found, options.optional)
 
 
 def file_sink(
