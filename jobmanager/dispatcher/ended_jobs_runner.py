@@ -18,7 +18,7 @@ from common.clock import Clock
 from common.pb import job_record_pb2
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
 from jobmanager.dispatcher.known_jobs import KnownJobs
-from jobmanager.dispatcher.recovery import is_left, restorable_from
+from jobmanager.dispatcher.recovery import restorable_from, still_restorable_from
 from jobmanager.job.ended_checkpoints_runner import delete_checkpoints
 from jobmanager.job.job_record import JobRecord
 from jobmanager.job.swept_output_runner import sweep_output
@@ -164,25 +164,26 @@ class EndedJobsRunner:
 
     async def look_again(self) -> None:
         """Finds out which ended jobs can still be started again; what is not known in time stays as it was."""
-        left = {
-            one.record.job_id: (one.record, one.record.restorable_from())
+        known = [
+            (one.record, path)
             for one in self._jobs.values()
-            if one.record.restorable_from()
-        }
+            if (path := one.record.restorable_from())
+        ]
 
         def look() -> None:
-            for job_id, (record, path) in left.items():
-                if not is_left(path, job_id, is_others=record.begins_with == path):
-                    gone.append(job_id)
+            for record, path in known:
+                is_others = record.begins_with == path
+                left = still_restorable_from(path, record.job_id, is_others=is_others)
+                found.append((record, left))
 
-        gone: list[str] = []
-        if left:
+        found: list[tuple[JobRecord, str]] = []
+        if known:
             try:
                 await self._looks.run("look for checkpoints", look)
             except StreamError as error:
                 self._log.warning("jobs.remains_unreadable", reason=str(error))
-        for job_id in gone:
-            left[job_id][0].is_claimed = True
+        for record, left in found:
+            record.left = left
 
     def evict(self) -> bool:
         """Forgets the jobs that ended first, where too many are kept; True when there were such."""

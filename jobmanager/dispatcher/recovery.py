@@ -123,23 +123,24 @@ def restorable_from(directory: str, job_id: str) -> str:
     return head.started_from.path if head.started_from is not None else ""
 
 
-def is_left(path: str, job_id: str, *, is_others: bool) -> bool:
-    """Whether what a job that has ended can be started from is still there. Blocks.
+def still_restorable_from(path: str, job_id: str, *, is_others: bool) -> str:
+    """As ``restorable_from``, of a job of which it was known before. Blocks.
 
     Args:
-        path: a savepoint, or one ``chk-<n>``.
+        path: a savepoint, or one ``chk-<n>``; of its own there may be a newer one.
         is_others: it is not of the job's own directory.
 
     Raises:
         StreamError: it cannot be found out now.
     """
-    directory, _, name = path.rpartition("/")
     if not is_checkpoint_path(path):
-        return MANIFEST_PATH in open_store(path).sizes([MANIFEST_PATH])
+        return path if MANIFEST_PATH in open_store(path).sizes([MANIFEST_PATH]) else ""
+    directory, _, name = path.rpartition("/")
+    if not is_others:
+        return restorable_from(directory, job_id)
     head = HeadStore(open_store(directory)).read()
-    if head is None or not (is_others or head.job_id == job_id):
-        return False
-    return name in {f"chk-{one.checkpoint_id}" for one in head.retained}
+    is_left = head is not None and name in {f"chk-{one.checkpoint_id}" for one in head.retained}
+    return path if is_left else ""
 
 
 def cause_of_end(

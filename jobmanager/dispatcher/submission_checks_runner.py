@@ -88,7 +88,7 @@ class SubmissionChecksRunner:
         await self._call("claim", start.graph.name, which, start.claim)
         original = self._jobs.get(start.point.owner)
         if original is not None:
-            original.record.is_claimed = True
+            original.record.left = ""
 
     async def check_directory(self, job: JobDescription) -> None:
         """Sees whether the job's checkpoints can be kept where they are to be.

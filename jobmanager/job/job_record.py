@@ -79,10 +79,8 @@ class JobRecord:
         self.ended_at_ms = 0
         self.end_cause: FailureCause | None = None
         """What ended it where that was not its machine."""
-        self.left = ""
-        """What it can be started from again, where it ended with an earlier JobManager; "" = nothing."""
-        self.is_claimed = False
-        """Another job has what it had left, or it was removed."""
+        self.left: str | None = None
+        """What it can be started from again, as was looked up; "" = nothing, or another job has claimed it."""
         self.unstored = ""
         """Why something of its end cannot be stored yet; "" = it is."""
         self.artifact_ids = frozenset(artifact.id for artifact in graph.artifacts)
@@ -208,10 +206,10 @@ class JobRecord:
         """What a job that has ended can be started from again; "" = nothing."""
         if not self.ended or self.state is JobState.FINISHED:
             return ""
-        if self.is_claimed or self._has_discarded():
+        if self._has_discarded():
             return ""
-        if self._master is None:
-            return self.left
+        if self.left is not None or self._master is None:
+            return self.left or ""
         own = newest_checkpoint(self._master, self._checkpoint_directory)
         started_from = self._started_from()
         if own or started_from is None:

@@ -112,7 +112,7 @@ def test_a_source_gives_no_null_where_its_schema_has_none() -> None:
             reader.batches = [pa.RecordBatch.from_arrays([pa.array([1, None])], schema=self.schema)]
             return reader
 
-    with pytest.raises(ps.JobFailed, match="a null in column 'n', which its schema declares"):
+    with pytest.raises(ps.JobFailed, match="a null in column 'n', which is declared as never null"):
         run_to_its_end(Numbered())
 
 

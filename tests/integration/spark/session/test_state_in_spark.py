@@ -206,7 +206,7 @@ def test_a_checkpoint_that_was_retired_is_told(spark: SparkSession, tmp_path: Pa
 
 
 def test_wrong_asking_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    path = unpacked("hashmap-canonical", tmp_path)
+    path = unpacked("hashmap-canonical", tmp_path / "base")
     with pytest.raises(ps.StateError, match=r"no state 'sum'.*'sums'"):
         ps.read_state(spark, path, "states", "sum")
     with pytest.raises(ps.StateError, match="read without path"):
