@@ -88,14 +88,6 @@ class CheckpointsUnderWay:
         return pending
 
     @property
-    def is_storing_checkpoint(self) -> bool:
-        """Whether a checkpoint, and no savepoint, is being stored; not where what has become of it is not known."""
-        pending = None if self.storing is None else self._pending[self.storing]
-        if pending is None or pending.is_savepoint:
-            return False
-        return pending.phase is CheckpointPhase.STORING
-
-    @property
     def is_saving(self) -> bool:
         """Whether what is under way is a savepoint, or stops the job."""
         return any(pending.is_alone for pending in self._pending.values())

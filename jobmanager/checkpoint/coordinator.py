@@ -160,11 +160,6 @@ class CheckpointCoordinator:
         return self._completed.kept
 
     @property
-    def is_storing(self) -> bool:
-        """Whether a checkpoint is being stored, which is what can be restored from as soon as it is."""
-        return self._under_way.is_storing_checkpoint
-
-    @property
     def pending(self) -> tuple[PendingView, ...]:
         """Checkpoints and savepoints under way, oldest first."""
         return self._under_way.views()

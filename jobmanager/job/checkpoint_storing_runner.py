@@ -2,8 +2,7 @@
 ids, deleting.
 
 A start waits for a checkpoint that is being stored, since it must not go on from an older one that is about to be
-subsumed; where that takes too long, HEAD is claimed again, and the checkpoint settled. So does the end of a job that
-can be started again.
+subsumed; where that takes too long, HEAD is claimed again, and the checkpoint settled.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from penstock.errors import StoreTransient, StreamError
 from penstock.storage.head import HeadOutcomeUnknown
 
 _PATIENCE_S: Final = 10.0
-"""How long a start, or an end, waits for a checkpoint that is being stored."""
+"""How long a start waits for a checkpoint that is being stored."""
 
 
 class CheckpointStoringRunner:

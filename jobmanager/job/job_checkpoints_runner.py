@@ -51,7 +51,6 @@ _START_LANE: Final = "checkpoint starts"
 _STORE_LANE: Final = "checkpoint store"
 _DELETION_LANE: Final = "checkpoint deletions"
 _SAVEPOINT_LANE: Final = "savepoints"
-_ENDING_LANE: Final = "what is stored at the end"
 
 CheckpointEffect = (
     job_effects.PrepareStart
@@ -220,11 +219,6 @@ class JobCheckpointsRunner:
         self.asked.note_running()
         if self._store is not None:
             self.gauges.note_started(self._clock.now_ms())
-
-    def note_ending(self) -> None:
-        """The job is on its way to its end, which waits for a checkpoint that is being stored, but not for ever."""
-        if self._storing is not None:
-            self._in_order(_ENDING_LANE, self._storing.wait)
 
     def note_takeover(self, heard: Iterable[AttemptKey], *, go_on: bool) -> None:
         """What an earlier JobManager has deployed was looked for: whether it goes on, and which attempts count."""

@@ -10,18 +10,6 @@ from jobmanager.messages import job_effects
 from jobmanager.messages.job_state import JobState
 
 
-def awaits_store(parts: JobParts, state: JobState) -> bool:
-    """Whether what the job leaves behind, to be started from again, is just being stored: its end would name another.
-
-    Args:
-        state: on the way to its end.
-    """
-    retains = parts.options.retains_on_cancellation
-    leaves = state is JobState.FAILING or (state is JobState.CANCELLING and retains)
-    coordinator = None if parts.wiring is None else parts.wiring.coordinator
-    return leaves and coordinator is not None and coordinator.is_storing
-
-
 def left_at_end(parts: JobParts, state: JobState, *, sweeps: bool) -> list[PartEffect]:
     """Gives back what a job has, and deletes what nobody needs any more.
 

@@ -50,7 +50,7 @@ from jobmanager.job.group_restarts import GroupRestarts
 from jobmanager.job.group_starts import GroupStarts
 from jobmanager.job.groups import STOPPED, UNDEPLOYED, Group, GroupEvent, GroupPhase
 from jobmanager.job.job_causes import being_restarted, committed_already, not_promoted, told
-from jobmanager.job.job_ends import awaits_store, check_job, left_at_end
+from jobmanager.job.job_ends import check_job, left_at_end
 from jobmanager.job.job_master_views import JobMasterViews
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_parts import Dropped, Failed, JobParts, PartEffect
@@ -255,7 +255,7 @@ class JobMaster(JobMasterViews):
         while True:
             changes = groups.changes
             if self._phase in STOPPING:
-                if self.graph.all_terminal(groups.all) and not awaits_store(parts, self.state):
+                if self.graph.all_terminal(groups.all):
                     self._take_end_of_attempts()
                 return
             if self._phase not in BEGUN:

@@ -342,8 +342,6 @@ class JobMasterRunner:
                 self._publish(effect.state)
                 if effect.state is JobState.RUNNING:
                     self.checkpoints.note_running()
-                elif effect.state in ENDING:
-                    self.checkpoints.note_ending()
             case job_effects.PostLater():
                 self._post_later(effect)
             case (
