@@ -8,7 +8,7 @@ SOURCES := penstock common jobmanager taskmanager deploy tests examples benchmar
 PROTO := $(shell find proto -name '*.proto')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type test test-all transcripts chaos chain soak large restore-matrix sim sim-chain sim-elections check bench demo up-local down-local clean
+.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type kernels test test-all transcripts chaos chain soak large restore-matrix sim sim-chain sim-elections check bench demo up-local down-local clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -55,16 +55,14 @@ lint: setup ## Lint, and check who imports whom
 type: setup ## Check the types
 	@$(BIN)/mypy penstock common jobmanager taskmanager
 
-KERNELS := $(CURDIR)/.pytest_cache/kernels
+kernels: setup # of the tests: no start of a cluster has to wait for the compiler
+	@NUMBA_CACHE_DIR=$(CURDIR)/.pytest_cache/kernels $(BIN)/python -c 'from taskmanager.kernels import warm_up; warm_up()'
 
-# Kernels are compiled while tests are collected: no cluster's start has to wait for that.
-test: setup servers ## Run the tests
-	@NUMBA_CACHE_DIR=$(KERNELS) $(BIN)/python -c 'from taskmanager.kernels import warm_up; warm_up()' & \
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10
+test: setup servers kernels ## Run the tests
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
-test-all: setup servers ## Run the tests, those too of which CI takes a sample
-	@NUMBA_CACHE_DIR=$(KERNELS) $(BIN)/python -c 'from taskmanager.kernels import warm_up; warm_up()' & \
-	PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test-all: setup servers kernels ## Run the tests, those too of which CI takes a sample
+	@PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 transcripts: setup ## Write into tests/transcripts what its scripts give now; read the diff
 	@PENSTOCK_TRANSCRIPTS=rewrite $(BIN)/python -m pytest -q tests/transcripts

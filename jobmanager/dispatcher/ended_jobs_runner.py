@@ -174,16 +174,17 @@ class EndedJobsRunner:
             for record, path in known:
                 is_others = record.begins_with == path
                 left = still_restorable_from(path, record.job_id, is_others=is_others)
-                found.append((record, left))
+                found.append((record, path, left))
 
-        found: list[tuple[JobRecord, str]] = []
+        found: list[tuple[JobRecord, str, str]] = []
         if known:
             try:
                 await self._looks.run("look for checkpoints", look)
             except StreamError as error:
                 self._log.warning("jobs.remains_unreadable", reason=str(error))
-        for record, left in found:
-            record.left = left
+        for record, path, left in found:
+            if record.restorable_from() == path:  # else it has been claimed meanwhile
+                record.left = left
 
     def evict(self) -> bool:
         """Forgets the jobs that ended first, where too many are kept; True when there were such."""
