@@ -71,6 +71,15 @@ def decode(array: pa.Array) -> list[Any]:
     return list(array.to_pylist())
 
 
+def is_never_changed(kind: pa.DataType) -> bool:
+    """Whether Python cannot change a decoded value in its place, as it can a list."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return False
+    if pt.is_dictionary(kind):
+        return is_never_changed(kind.value_type)
+    return not pt.is_nested(kind)
+
+
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         if not pt.is_nested(kind):

@@ -28,6 +28,7 @@ from penstock.rows.column_values import (
     ValueMismatch,
     decode,
     encode,
+    is_never_changed,
     record_as_dict,
     short_repr,
     shown_row,
@@ -239,17 +240,20 @@ def decoded_column(columns: list[Any], position: int) -> list[Any]:
 
 
 class _OneByOne:
-    """The values of a column, some of which Python does not have."""
+    """The values of a column, some of which Python does not have; each is decoded once."""
 
-    __slots__ = ("_array", "_name")
+    __slots__ = ("_array", "_name", "_values")
 
     def __init__(self, array: pa.Array, name: str) -> None:
         self._array = array
         self._name = name
+        self._values: dict[int, Any] = {}
 
     def __getitem__(self, index: int) -> Any:
         try:
-            return decode(self._array.slice(index, 1))[0]
+            if index not in self._values:
+                self._values[index] = decode(self._array.slice(index, 1))[0]
+            return self._values[index]
         except (ValueError, OverflowError) as e:
             raise BadRecord(f"column {self._name!r}: {e}") from e
 
@@ -404,7 +408,8 @@ class RowBuilder:
         return self._columns_one_by_one()
 
     def _columns_of_rows(self, kinds: set[type[Row]]) -> Sequence[Sequence[Any] | pa.Array]:
-        """The same for rows: those of one batch have their columns in common, which are passed on as they are."""
+        """The same for rows: those of one batch have their columns in common, which are passed on as they are, but for
+        values that can have been changed since they were read."""
         values, wanted = self._values, set(self._names)
         if any(set(kind._penstock_names) != wanted for kind in kinds):
             return self._columns_one_by_one()
@@ -415,8 +420,10 @@ class RowBuilder:
         places = pa.array([row._penstock_index for row in values], pa.int64())
         positions, found = values[0]._penstock_positions, []
         for field in self.schema:
-            given = batch.column(positions[field.name])
+            position = positions[field.name]
+            given, is_read = batch.column(position), columns[position] is not None
             is_same = given.type == field.type and (field.nullable or not given.null_count)
+            is_same &= not is_read or is_never_changed(field.type)
             found.append(given.take(places) if is_same else self._of_each(field.name))
         return found
 

@@ -348,3 +348,27 @@ def test_an_event_time_of_a_type_that_no_cast_makes_one(kind: str) -> None:
     with pytest.raises(ps.JobRejected, match="give another column") as told:
         ps.Environment().from_rows([], schema={"t": kind}).with_event_time("t")
     assert "cast" not in str(told.value)
+
+
+@pytest.mark.parametrize("pushes", [1, 2])
+def test_what_a_function_changes_within_a_value_is_in_the_row_that_it_gives_back(
+    pushes: int,
+) -> None:
+    """The second batch has its columns decoded before they are asked for."""
+
+    def tagged(row: Any) -> Any:
+        row.tags.append(row.n)
+        row.more["of"] = row.n
+        return row
+
+    schema = pa.schema(
+        {
+            "n": pa.int64(),
+            "tags": pa.list_(pa.int64()),
+            "more": pa.struct({"of": pa.int64()}),
+        }
+    )
+    with pt.harness(lambda s: s.map(tagged, schema=schema), schema=schema) as h:
+        for _ in range(pushes):
+            h.push_many([{"n": n, "tags": [], "more": {"of": 0}} for n in range(3)])
+        assert h.output == [{"n": n, "tags": [n], "more": {"of": n}} for n in range(3)] * pushes
