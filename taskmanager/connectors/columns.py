@@ -1,7 +1,7 @@
 """From the columns of a file to the columns of a source's rows.
 
 The declared schema says what the source promises; each file is checked against it when it is opened: a
-missing column is an error, others are ignored, and so is a type that cannot be cast; what is cast is cast batch by
+missing column and a type that cannot be cast are errors, other columns are ignored. What can be cast is cast batch by
 batch, by whoever takes the rows (``penstock.rows.conforming``). Columns that a ``key=value`` directory gives win over
 the file's own.
 """
