@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 
 import pyarrow as pa
+import structlog
 from typing_extensions import override
 
 from penstock.connectors.listing import EntryRefusedError, ListedFile, is_glob, list_files
@@ -37,14 +38,21 @@ _DISCOVERY_MS = 500
 
 _NS_PER_MS = 1_000_000
 
+_ONCE = (
+    "each file is read once, as it is when it is found: what was added or replaced since is not read; "
+    "write to a new file"
+)
+
+_log = structlog.get_logger()
+
 
 class FileSource(Source):
     """Reads Parquet, CSV, JSON and Arrow files.
 
     Watching takes a file once it has not changed for a whole interval: its last change is that old by
     the clock, or two listings an interval apart show the same size and time. A file moved into place
-    keeps its old time, so it is taken at once. An empty one is about to be written. What is done to a file after that is not seen. A listing then gives
-    what is new in it, whereas that of a bounded source gives everything.
+    keeps its old time, so it is taken at once. An empty one is about to be written. What is done to a file after that is not read, and is
+    logged. A listing then gives what is new in it, whereas that of a bounded source gives everything.
     """
 
     def __init__(self, spec: graph_pb2.FileSource) -> None:
@@ -89,13 +97,16 @@ class FileSource(Source):
         listed = {file.path: file for file in self._list()}
         self._seen = {path: seen for path, seen in self._seen.items() if path in listed}
         found: dict[str, list[Split]] = {}
-        for path in self._taken.new_among(sorted(listed)):
+        versions = {path: file.etag or file.size_bytes for path, file in listed.items()}
+        for path in self._taken.new_among(versions):
             if ctx.now_ms() - started_ms > _DISCOVERY_MS:
                 self._has_more = True
                 break
             if self._is_complete(listed[path], ctx.now_ms()):
                 found[path] = self._splits_of(listed[path], ctx)
-        self._taken.add(found)
+        if changed := self._taken.changed_among(versions):
+            _log.warning("source.files_changed", path=changed[0], files=len(changed), reason=_ONCE)
+        self._taken.add({path: versions[path] for path in found})
         if self.bounded:
             found = self._found = self._found | found
         return [split for path in sorted(found) for split in found[path]]

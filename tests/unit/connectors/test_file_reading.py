@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from penstock.connectors import file_source
 from penstock.errors import JobRejected, TaskFailure, Unrecoverable
@@ -357,8 +359,6 @@ def test_a_hive_value_of_another_type(harness: Any, tmp_path: Path) -> None:
 
 
 def test_watching_takes_files_once_they_are_still(harness: Any, tmp_path: Path) -> None:
-    import os
-
     schema = pa.schema([("a", pa.int64())])
     spec, _ = file_source("csv", tmp_path, schema=schema, watch_ms=1000)
     assert not spec.bounded
@@ -393,11 +393,31 @@ def test_watching_takes_files_once_they_are_still(harness: Any, tmp_path: Path) 
     assert pa.Table.from_batches(batches).to_pylist() == [{"a": 3}, {"a": 1}, {"a": 2}]
 
 
+def test_a_file_that_changes_after_it_was_taken_is_told_once(harness: Any, tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.int64())])
+    spec, _ = file_source("csv", tmp_path, schema=schema, watch_ms=500)
+    source = harness.start(spec, schema)
+    grows, stays = tmp_path / "grows.csv", tmp_path / "stays.csv"
+    for path in (grows, stays):
+        path.write_text("a\n1\n")
+        os.utime(path, (1, 1))
+    with capture_logs() as told:
+        assert len(harness.discover(source)) == 2
+        assert harness.discover(source) == []
+        assert not told
+        for _ in range(2):
+            with grows.open("a") as file:
+                file.write("2\n")
+            stays.touch()
+            assert harness.discover(source) == []
+            (only,) = told
+            assert (only["event"], only["path"]) == ("source.files_changed", str(grows))
+
+
 def test_what_a_watched_directory_has_given_costs_16_bytes_a_file(
     harness: Any, tmp_path: Path
 ) -> None:
     """Files come and are taken away, and come back; half-written ones that go leave nothing."""
-    import os
     import pickle
 
     schema = pa.schema([("a", pa.int64())])
