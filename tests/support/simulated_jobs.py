@@ -90,9 +90,7 @@ class SimulatedJob:
 
     def check(self, written: Rows, *, is_exactly_once: bool, has_finished: bool) -> None:
         """Compares what came out with what had to."""
-        visible: Rows = collections.Counter()
-        for row, count in written.items():
-            visible[self.compared(row)] += count
+        visible = self._compared(written)
         if is_exactly_once:
             extra, missing = visible - self.expected, self.expected - visible
             assert not extra, f"{self.name} wrote too much: {_few(extra)}; missing: {_few(missing)}"
@@ -105,10 +103,8 @@ class SimulatedJob:
     def check_drained(self, written: Rows) -> None:
         """Compares what came out of a job whose event time was ended in its midst: each row that it has read is
         there once, and what it says of all of them at the end is of just these."""
-        extra = collections.Counter(
-            {row: count for row, count in written.items() if self.is_repeated(row)}
-        )
-        extra -= self.expected
+        repeated = {row: count for row, count in written.items() if self.is_repeated(row)}
+        extra = self._compared(repeated) - self.expected
         assert not extra, f"{self.name} wrote too much: {_few(extra)}"
         if not self.ends_with_sums:
             return
@@ -122,6 +118,13 @@ class SimulatedJob:
         assert said == expected, (
             f"{self.name} says {_few(said - expected)}: {_few(expected - said)}"
         )
+
+    def _compared(self, written: Mapping[Row, int]) -> Rows:
+        """How often what is compared of the rows is there."""
+        visible: Rows = collections.Counter()
+        for row, count in written.items():
+            visible[self.compared(row)] += count
+        return visible
 
 
 def _few(rows: Rows) -> list[tuple[Row, int]]:

@@ -223,18 +223,19 @@ def _check_end(run: Run, cluster: SimulatedCluster) -> None:
         is_cancelled=cluster.is_cancelled,
         is_calm=_is_calm(run, cluster),
     )
+    noticed = run.job.noticed_rows
+    if noticed is not None and cluster.processed_at_restart > noticed:
+        return
     stopped = cluster.savepoints.stopped
     if has_finished and stopped and not cluster.savepoints.is_for_going_on(stopped):
         if run.is_exactly_once:
             run.job.check_drained(run.world.visible())
         return
-    noticed = run.job.noticed_rows
-    if noticed is None or cluster.processed_at_restart <= noticed:
-        run.job.check(
-            run.world.visible(),
-            is_exactly_once=run.is_exactly_once,
-            has_finished=has_finished and not stopped,
-        )
+    run.job.check(
+        run.world.visible(),
+        is_exactly_once=run.is_exactly_once,
+        has_finished=has_finished and not stopped,
+    )
 
 
 def _is_calm(run: Run, cluster: SimulatedCluster) -> bool:
