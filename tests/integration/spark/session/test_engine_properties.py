@@ -352,9 +352,11 @@ def _compared(session: Any, tmp_path: Path, seed: int) -> bool:
         assert ours is None, made
         return False
     except Exception as error:
-        # Both in docs/spark.md: no microseconds in 64 bits, and conditions that are looked at in front of a join.
+        # All in docs/spark.md: no microseconds in 64 bits, decimals that add up to more than 38 digits, and conditions
+        # that are looked at in front of a join.
         is_early = all(call in made.text for call in ("join(", "filter("))
-        if "DATETIME_OVERFLOW" in str(error) or is_early:
+        is_known = any(one in str(error) for one in ("DATETIME_OVERFLOW", "sum of decimals"))
+        if is_known or is_early:
             return False
         raise AssertionError(f"seed {seed}: Spark alone fails\n{made.text}") from error
     assert_same_rows(_values(made, ours), sparks)
