@@ -82,7 +82,7 @@ def _key(value: Any) -> str:
 
 
 def assert_same_rows(ours: Rows, sparks: Rows) -> None:
-    """Equal rows in any order: floats within 1e-9 of each other, NaN equal to NaN, -0.0 to 0.0."""
+    """Equal rows in any order: floats within 1e-9 of each other, NaN equal to NaN, -0.0 to 0.0; so within lists and structs."""
     assert len(ours) == len(sparks), (ours, sparks)
     left = sorted(ours, key=_order)
     right = sorted(sparks, key=_order)
@@ -104,8 +104,10 @@ def _sortable(value: Any) -> tuple[Any, ...]:
             return (2,)
         case float():
             return (1, float(f"{value:.8g}") + 0.0)
-        case list() | dict():
-            return (1, repr(value))
+        case dict():
+            return (1, [(name, _sortable(item)) for name, item in value.items()])
+        case list() | tuple():
+            return (1, [_sortable(item) for item in value])
         case _:
             return (1, value)
 
@@ -117,4 +119,14 @@ def _equal(mine: Any, other: Any) -> bool:
         return math.isclose(mine, other, rel_tol=RELATIVE, abs_tol=0.0)
     if isinstance(mine, Decimal):
         return isinstance(other, Decimal) and mine.as_tuple() == other.as_tuple()
-    return type(mine) is type(other) and bool(mine == other)
+    if type(mine) is not type(other):
+        return False
+    match mine:
+        case dict():
+            return mine.keys() == other.keys() and all(
+                _equal(item, other[name]) for name, item in mine.items()
+            )
+        case list() | tuple():
+            return len(mine) == len(other) and all(map(_equal, mine, other))
+        case _:
+            return bool(mine == other)
