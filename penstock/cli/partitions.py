@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from penstock.cli.context import (
@@ -17,8 +19,9 @@ from penstock.cli.context import (
 from penstock.cli.describe import partition_fields, size_of
 from penstock.client.client import Client
 from penstock.config import parse_override
-from penstock.streams.compaction import Compaction, compact
-from penstock.streams.environment import Environment
+
+if TYPE_CHECKING:
+    from penstock.streams.compaction import Compaction
 
 
 @click.command()
@@ -66,6 +69,8 @@ def partitions(
         if dropped is not None:
             _drop(client, dropped, as_json)
         elif compacted is not None:
+            from penstock.streams.compaction import Compaction
+
             wanted = Compaction(compacted, sort_by, on_spark, count)
             _compact(client, wanted, dict(map(parse_override, overrides)), jobmanager, as_json)
         else:
@@ -106,6 +111,9 @@ def _compact(
     jobmanager: str | None,
     as_json: bool,
 ) -> None:
+    from penstock.streams.compaction import compact
+    from penstock.streams.environment import Environment
+
     name = wanted.name
     before = client.find_persisted(name)
     address = jobmanager_addresses(jobmanager)

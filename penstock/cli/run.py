@@ -22,7 +22,6 @@ from penstock.cli.context import (
     print_json,
     reports_errors,
 )
-from penstock.cli.planned_restore import planned_restore
 from penstock.client.code_shipping import import_paths
 from penstock.client.job_result import job_result
 from penstock.client.own_modules import set_apart
@@ -31,7 +30,6 @@ from penstock.client.start_configuration import start_configuration
 from penstock.client.submission import PlanCollected, SubmissionOverride, submission_override
 from penstock.config import parse_override
 from penstock.errors import ConfigurationError, JobRejected, StreamError
-from penstock.graph.job_graph import explain, plan_dict
 from penstock.printable import in_one_line
 
 _script_argument = click.argument(
@@ -175,6 +173,9 @@ def plan(
         with submission_override(override), _free_stdout(as_json):
             status = _run_script(script, arguments, py_files)
     except PlanCollected as collected:
+        from penstock.cli.planned_restore import planned_restore
+        from penstock.graph.job_graph import explain, plan_dict
+
         restored = planned_restore(collected.graph)
         if as_json:
             fields = plan_dict(collected.graph)

@@ -473,7 +473,10 @@ def test_import_is_light() -> None:
     code = (
         "import sys, penstock\n"
         "heavy = {'numba', 'grpc', 'pyspark', 'pandas', 'boto3', 'kazoo', 'rocksdict'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
+        "assert not heavy, heavy\n"
+        "import penstock.cli.main\n"
+        "builders = {'penstock.streams.environment', 'penstock.planner', 'boto3'} & set(sys.modules)\n"
+        "assert not builders, builders"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
