@@ -227,9 +227,9 @@ def _check_end(run: Run, cluster: SimulatedCluster) -> None:
     if noticed is not None and cluster.processed_at_restart > noticed:
         return
     stopped = cluster.savepoints.stopped
-    if has_finished and stopped and not cluster.savepoints.is_for_going_on(stopped):
+    if stopped and not cluster.savepoints.is_for_going_on(stopped):
         if run.is_exactly_once:
-            run.job.check_drained(run.world.visible())
+            run.job.check_drained(run.world.visible(), is_whole=has_finished)
         return
     run.job.check(
         run.world.visible(),
