@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _CSV_QUOTE = b'"'
 _LINE_END, _OBJECT_START = ord("\n"), ord("{")
+_INFINITY = r"(?i)^\s*[+-]?inf(inity)?\s*$"
 _TIME_OF_DAY = r"^\d\d:\d\d(:\d\d(\.\d+)?)?$"
 _OBJECT_OR_BLANK = re.compile(rb"\s*(?:\{|\Z)")
 
@@ -79,20 +80,43 @@ def parse_csv(
 
     Raises:
         pa.ArrowInvalid: a row has another number of fields, or a value does not fit.
+
+    Example: what is infinite says so.
+        >>> parse_csv(b"1e400\\n", ["x"], {"x": pa.float64()})
+        Traceback (most recent call last):
+        pyarrow.lib.ArrowInvalid: the number '1e400' is beyond double
     """
     from pyarrow import csv
 
-    table = csv.read_csv(
-        pa.BufferReader(text),
-        read_options=csv.ReadOptions(
-            use_threads=False, block_size=len(text) + 1, column_names=names
-        ),
-        parse_options=csv.ParseOptions(
-            newlines_in_values=_CSV_QUOTE in text, delimiter=options.delimiter
-        ),
-        convert_options=csv_convert_options(types, columns, options),
-    )
+    def read(types: dict[str, pa.DataType] | None, columns: list[str] | None) -> pa.Table:
+        return csv.read_csv(
+            pa.BufferReader(text),
+            read_options=csv.ReadOptions(
+                use_threads=False, block_size=len(text) + 1, column_names=names
+            ),
+            parse_options=csv.ParseOptions(
+                newlines_in_values=_CSV_QUOTE in text, delimiter=options.delimiter
+            ),
+            convert_options=csv_convert_options(types, columns, options),
+        )
+
+    table = read(types, columns)
+    for field, column in zip(table.schema, table.columns, strict=True) if types else ():
+        if any(map(_has_infinity, column.chunks)):
+            _check_written(column, read({field.name: pa.string()}, [field.name]).column(0))
     return table if not options.nulls else _null_texts(table, options.nulls)
+
+
+def _check_written(numbers: pa.ChunkedArray, texts: pa.ChunkedArray) -> None:
+    """That what is infinite was written so: the parser makes it of numbers that the type does not hold, too.
+
+    Raises:
+        pa.ArrowInvalid: it was not.
+    """
+    infinite = texts.filter(pc.is_inf(numbers))
+    beyond = infinite.filter(pc.invert(pc.match_substring_regex(infinite, _INFINITY)))
+    if len(beyond):
+        raise pa.ArrowInvalid(f"the number '{beyond[0]}' is beyond {numbers.type}")
 
 
 def csv_convert_options(

@@ -103,6 +103,24 @@ def test_json_numbers_that_float32_does_not_hold(skipping: Any, tmp_path: Path) 
     ]
 
 
+def test_csv_numbers_that_their_type_does_not_hold(skipping: Any, tmp_path: Path) -> None:
+    """The parser makes infinities of them; what is written as one stays."""
+    path = tmp_path / "f.csv"
+    path.write_text('a,b\n1e300,1\n-inf,1e400\n"-Infinity",INF\n1e-60,+inf\n,-1.5e308\n')
+    schema = pa.schema([("a", pa.float32()), ("b", pa.float64())])
+    rows = skipping.rows(file_source("csv", path, schema=schema))
+    infinite = float("inf")
+    assert rows == [
+        {"a": -infinite, "b": infinite},
+        {"a": 0.0, "b": infinite},
+        {"a": None, "b": -1.5e308},
+    ]
+    assert [error for _, _, error in skipping.bad] == [
+        "column \"a\": the number '1e300' is beyond float",
+        "column \"b\": the number '1e400' is beyond double",
+    ]
+
+
 def test_json_elements_that_do_not_fit(skipping: Any, tmp_path: Path) -> None:
     text = '[{"a":1},\n{"a":"x"}, 3,, {"a":4}},\n{"a" 5},{"a":6}]'
     assert [row["a"] for row in skipping.rows(opened("json", tmp_path / "f.json", text))] == [1, 6]
