@@ -1,7 +1,7 @@
 """What a job can be started from: a savepoint, or a checkpoint that a job has left.
 
 A path may name a savepoint's directory, a job's directory (its newest checkpoint is meant) or one ``chk-<n>`` in
-it. Everything that a start needs to know is found by reading; nothing is listed but a directory that was named
+it, or the manifest of either. Everything that a start needs to know is found by reading; nothing is listed but a directory that was named
 wrongly, to say so.
 
 Invariants: what is returned can be read, and each file that it names is there as long as it should be; of a
@@ -19,7 +19,7 @@ from typing import Final
 from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
 from penstock.pb import checkpoint_pb2
 from penstock.storage.head import HEAD_PATH, FoundManifest, decode_head, find_manifests
-from penstock.storage.manifest import decode_manifest, file_ends
+from penstock.storage.manifest import decode_manifest, file_ends, parse_manifest_path
 from penstock.storage.object_store import ObjectStore, delete_all
 from penstock.storage.open_store import open_store
 from penstock.storage.savepoint import MANIFEST_PATH, OWNER_PATH, is_part_of_savepoint
@@ -128,7 +128,7 @@ def open_restore_point(
         JobRejected: it is not there, or not whole; the message says what is wrong.
         StoreTransient: it cannot be read now.
     """
-    uri = without_slash(uri)
+    uri = _without_manifest(without_slash(uri))
     if not uri:
         raise JobRejected(f"the path of the savepoint or checkpoint that is to be {use} is empty")
     try:
@@ -136,6 +136,18 @@ def open_restore_point(
     except (StoreCorrupt, _UnusableError) as error:
         raise JobRejected(f"{uri} cannot be {use}: {error}") from error
     return point
+
+
+def _without_manifest(uri: str) -> str:
+    """The directory that is meant where its manifest is named, as listings of checkpoints do.
+
+    >>> _without_manifest("/kept/job/chk-7/manifest-2"), _without_manifest("/kept/job/chk-7")
+    ('/kept/job/chk-7', '/kept/job/chk-7')
+    """
+    directory, _, name = uri.rpartition("/")
+    parent = directory.rpartition("/")[2]
+    is_one = name == MANIFEST_PATH or parse_manifest_path(f"{parent}/{name}") is not None
+    return directory if is_one else uri
 
 
 def _whole(uri: str, opened: Callable[[str], ObjectStore]) -> RestorePoint:

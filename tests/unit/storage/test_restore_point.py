@@ -79,6 +79,15 @@ def test_one_checkpoint_is_named(tmp_path: Path) -> None:
     assert open_restore_point(f"file://{tmp_path}/chk-3").manifest.checkpoint_id == 3
 
 
+def test_a_manifest_stands_for_its_directory(tmp_path: Path) -> None:
+    write_job(tmp_path / "job", 3, 7)
+    write_savepoint(tmp_path / "savepoint")
+    (manifest,) = (tmp_path / "job/chk-3").iterdir()
+    for path in (str(manifest), f"file://{manifest}", f"{tmp_path}/savepoint/manifest/"):
+        assert open_restore_point(path).uri == path.rpartition("/manifest")[0]
+    assert "does not name it" in refusal(tmp_path / "job/chk-4/manifest-1")
+
+
 def test_a_savepoint_stays_valid_where_it_is_moved(tmp_path: Path) -> None:
     write_savepoint(tmp_path / "before")
     (tmp_path / "before").rename(tmp_path / "chk-5")  # whatever it is called
