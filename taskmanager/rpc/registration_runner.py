@@ -123,6 +123,8 @@ class RegistrationRunner:
         self._silence = JobManagerSilence(0, grace_s, 0)
         log = self._log = get_logger(__name__)
         self._retries = OutageLog(log, "registration.retried", "registration.answered", "info")
+        self._refusals = OutageLog(log, "registration.refused", "registration.accepted", "error")
+        self._refused_leaders = OutageLog(log, "leader.refused", "leader.followed", "error")
         self._heartbeats = OutageLog(log, "heartbeat.failed", "heartbeat.answered_again", "info")
 
     # ------------------------------------------------------------ for the rest of the daemon
@@ -277,22 +279,21 @@ class RegistrationRunner:
             except (JobRejected, ProtocolMismatch, Unauthenticated):
                 raise
             except Fenced as error:
-                self._log.error(
-                    "leader.refused", jobmanager=self._client.address, reason=str(error)
-                )
+                address, reason = self._client.address, str(error)
+                self._refused_leaders.failed(address + reason, jobmanager=address, reason=reason)
                 if is_kept:
                     self._bear_silence()
                 await self._client.switch(error)
             except StreamError as error:
-                if not is_transient(error) and not isinstance(error, JobManagerUnreachable):
-                    self._log.error("registration.refused", reason=str(error))
-                else:
-                    self._retries.failed(str(error), reason=str(error))
+                is_away = is_transient(error) or isinstance(error, JobManagerUnreachable)
+                outage = self._retries if is_away else self._refusals
+                outage.failed(str(error), reason=str(error))
                 if is_kept:
                     self._bear_silence()
                 await self._client.switch(error)
             else:
-                self._retries.worked()
+                for outage in (self._retries, self._refusals, self._refused_leaders):
+                    outage.worked()
                 self._registration = Registration.answered(incarnation, answer)
                 timeout_s = self._registration.heartbeat_timeout_s
                 self._silence = JobManagerSilence(timeout_s, self._grace_s, self._now_s())

@@ -18,7 +18,14 @@ import structlog
 from common.clock import SystemClock
 from common.pb import internal_pb2
 from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
-from penstock.errors import JobManagerUnreachable, NotLeader, StoreTransient
+from penstock.errors import (
+    Fenced,
+    JobManagerUnreachable,
+    NotLeader,
+    StoreNotFound,
+    StoreTransient,
+    StreamError,
+)
 from taskmanager.daemon.held_partitions import HeldPartitionsReport
 from taskmanager.daemon.identity import TaskManagerIdentity
 from taskmanager.rpc import newer_leader_runner, registration_runner
@@ -145,27 +152,36 @@ def test_one_that_is_forgotten_registers_again_and_again() -> None:
 
 
 class AwayJobManager(ForgetfulJobManager):
-    """Cannot be reached at first, at either of two addresses in turn."""
+    """Takes nobody at first, at either of two addresses in turn."""
 
-    def __init__(self, failures: int) -> None:
+    def __init__(self, failures: int, error: type[StreamError]) -> None:
         super().__init__(registrations_max=1)
         self.failures = failures
+        self.error = error
 
     async def register(self, request: Any) -> internal_pb2.RegisterTaskManagerResponse:
         if self.failures:
             self.failures -= 1
-            raise JobManagerUnreachable(f"nobody listens at address {self.failures % 2}")
+            raise self.error(f"not at address {self.failures % 2}")
         return await super().register(request)
 
     async def switch(self, *_: object) -> None:
         """To the other."""
 
 
-def test_a_jobmanager_that_is_away_is_told_of_once_by_address_and_when_it_answers(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("error", "begins", "ends"),
+    [
+        (JobManagerUnreachable, "registration.retried", "registration.answered"),
+        (StoreNotFound, "registration.refused", "registration.accepted"),
+        (Fenced, "leader.refused", "leader.followed"),
+    ],
+)
+def test_why_it_is_not_registered_is_told_once_by_reason_and_when_it_is(
+    error: type[StreamError], begins: str, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
-        registration = registration_with(AwayJobManager(failures=7))
+        registration = registration_with(AwayJobManager(7, error))
         running = asyncio.create_task(registration.run())  # noqa: TID251 - cancelled below
         await registration.wait_registered()
         running.cancel()
@@ -175,11 +191,11 @@ def test_a_jobmanager_that_is_away_is_told_of_once_by_address_and_when_it_answer
     with structlog.testing.capture_logs() as logs:
         asyncio.run(work())
     told = [one for one in logs if one["log_level"] != "debug"]
-    assert [one["reason"] for one in told if one["event"] == "registration.retried"] == [
-        "nobody listens at address 0",
-        "nobody listens at address 1",
+    assert [one["reason"] for one in told if one["event"] == begins] == [
+        "not at address 0",
+        "not at address 1",
     ]
-    assert [one["failures"] for one in told if one["event"] == "registration.answered"] == [7]
+    assert [one["failures"] for one in told if one["event"] == ends] == [7]
 
 
 @pytest.mark.parametrize(
