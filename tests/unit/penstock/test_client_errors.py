@@ -173,20 +173,21 @@ def grpc_server(add: Callable[[grpc.Server], None]) -> Iterator[str]:
         server.stop(None).wait()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address that refuses, and that nobody else can take meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
-def test_nobody_answers() -> None:
-    address = f"127.0.0.1:{free_port()}"
+def test_nobody_answers(nobody: str) -> None:
     with (
-        Client(f"{address},{address}", leader_timeout_s=2) as client,
+        Client(f"{nobody},{nobody}", leader_timeout_s=2) as client,
         pytest.raises(errors.JobManagerUnreachable) as e,
     ):
         client.jobs()
-    assert address in str(e.value)
+    assert nobody in str(e.value)
     assert "penstock cluster start" in str(e.value)
 
 
@@ -221,7 +222,7 @@ def test_a_jobmanager_of_another_protocol() -> None:
         client.hello()
 
 
-def test_a_call_that_was_under_way_as_the_leader_ended_is_made_again() -> None:
+def test_a_call_that_was_under_way_as_the_leader_ended_is_made_again(nobody: str) -> None:
     class Ending(client_pb2_grpc.JobManagerServicer):
         calls = 0
 
@@ -237,7 +238,7 @@ def test_a_call_that_was_under_way_as_the_leader_ended_is_made_again() -> None:
     def add(server: grpc.Server) -> None:
         client_pb2_grpc.add_JobManagerServicer_to_server(Ending(), server)
 
-    with grpc_server(add) as address, Client(f"{address},127.0.0.1:{free_port()}") as client:
+    with grpc_server(add) as address, Client(f"{address},{nobody}") as client:
         assert client.jobs() == []
     with (
         grpc_server(add) as address,
@@ -276,9 +277,8 @@ def jobmanager(directory: Path) -> Iterator[str]:
         loop.close()
 
 
-def test_the_client_against_a_real_jobmanager(tmp_path: Path) -> None:
+def test_the_client_against_a_real_jobmanager(tmp_path: Path, nobody: str) -> None:
     with jobmanager(tmp_path / "cluster") as address:
-        nobody = f"127.0.0.1:{free_port()}"
         with Client(f"{nobody},{address}") as client:
             assert client.hello().leader_epoch == 1
             assert client.jobs() == []
@@ -316,7 +316,7 @@ def test_the_client_against_a_real_jobmanager(tmp_path: Path) -> None:
         closed.jobs()
 
 
-def test_signals_find_the_main_thread_outside_of_grpc(tmp_path: Path) -> None:
+def test_signals_find_the_main_thread_outside_of_grpc(tmp_path: Path, nobody: str) -> None:
     inside: set[str] = set()
 
     def enter(frame: FrameType, event: str, function: Any) -> None:
@@ -332,7 +332,7 @@ def test_signals_find_the_main_thread_outside_of_grpc(tmp_path: Path) -> None:
         gc.disable()
         sys.setprofile(enter)
         try:
-            with Client(f"127.0.0.1:{free_port()},{address}") as client:
+            with Client(f"{nobody},{address}") as client:
                 assert client.jobs() == []
                 with pytest.raises(errors.JobNotFound):
                     next(client.watch("ff"))
