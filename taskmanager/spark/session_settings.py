@@ -1,7 +1,7 @@
 """What a session of Spark is started with: the user's keys over what is right for a slot.
 
 Spark listens on loopback (or where the TaskManager does, with executors elsewhere), shows no page, and keeps its files
-in the slot's directory. Times are UTC, and Parquet has them in microseconds.
+in the slot's directory, temporary ones of its JVM too. Times are UTC, and Parquet has them in microseconds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from penstock.config import Configuration
 from penstock.config.spark_keys import is_local_master
 
 _REMOTE = "spark.remote"
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _FOR_ALL = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
@@ -48,7 +49,14 @@ def session_settings(
         "spark.sql.execution.arrow.localRelationThreshold": "0",
         **_FOR_ALL,
         **own,
+        _JAVA_OPTIONS: f"{_temporary_files(directory)} {own.get(_JAVA_OPTIONS, '')}".rstrip(),
     }
+
+
+def _temporary_files(directory: Path) -> str:
+    """The option that has the JVM keep them there, quoted as Spark reads it; one of the user's that comes later wins."""
+    quoted = str(directory).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"-Djava.io.tmpdir={quoted}"'
 
 
 def memory_problem(config: Configuration, limit_bytes: int | None) -> str:

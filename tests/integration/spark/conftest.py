@@ -32,7 +32,7 @@ SMALL = {
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkDriverRunner]:
     """A Spark driver, as a slot has one; stages of all tests of a module share its session."""
-    directory = tmp_path_factory.mktemp("slot")
+    directory = tmp_path_factory.mktemp("a slot")
     config = Configuration.from_mapping(SMALL)
     place = SparkPlace("job", directory, directory, (), config)
     runner = SparkDriverRunner(place, os.environ)

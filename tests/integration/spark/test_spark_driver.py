@@ -124,6 +124,21 @@ def test_stages_share_the_session(stages: Stages) -> None:
     assert stages.pid() == stages.pid()
 
 
+def test_temporary_files_of_the_jvm_lie_in_the_slots_directory(
+    stages: Stages, driver: SparkDriverRunner
+) -> None:
+    def makes_one(spark: Any) -> Any:
+        print(spark._jvm.java.io.File.createTempFile("of-jvm", "").getPath())
+        print(spark.conf.get("spark.driver.extraJavaOptions"))
+        return spark.range(1)
+
+    stage, ends = stages.start(makes_one)
+    assert ends.get(timeout=START_S) == StageEnd()
+    made, options = Path(stage.log_file).read_text().splitlines()
+    assert Path(made).is_relative_to(driver.place.directory)
+    assert options.endswith(SMALL["spark.driver.extraJavaOptions"])
+
+
 def test_the_settings_of_the_session_count_in_every_stage(stages: Stages) -> None:
     def apart(spark: Any) -> Any:
         spark.conf.set("spark.sql.caseSensitive", "true")
