@@ -89,6 +89,7 @@ COUNTS: dict[str, int] = {
     "input_schemas": 1_000,
     "nulls": 10_000,
     "optional": 100_000,
+    "never_null": 100_000,
     "lines": 100_000,
     "passed": 100_000,
     "results": 100_000,

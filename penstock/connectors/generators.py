@@ -39,7 +39,10 @@ def generator_source(
     count = _check_count(rows, "rows")
     spec = graph_pb2.SourceSpec(
         generator=graph_pb2.GeneratorSource(
-            function=pickled_fn, rows=count, rate=_check_rate(rate)
+            function=pickled_fn,
+            rows=count,
+            rate=_check_rate(rate),
+            never_null=[field.name for field in schema if not field.nullable],
         ),
         bounded=count >= 0,
     )

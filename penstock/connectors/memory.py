@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.connectors.inference import plain_schema
 from penstock.connectors.messages import name_list, nearest_name, shorten
@@ -32,6 +33,20 @@ def arrow_source(artifact_id: str, schema: pa.Schema) -> tuple[graph_pb2.SourceS
         raise JobRejected("the table has no columns")
     spec = graph_pb2.SourceSpec(arrow=graph_pb2.ArrowSource(artifact=artifact_id), bounded=True)
     return spec, plain_schema(schema)
+
+
+def check_nulls(table: pa.Table) -> None:
+    """That no column has a null which its own schema declares as never null: Arrow does not look.
+
+    Raises:
+        JobRejected: one has; the message names row and column.
+    """
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if not field.nullable and column.null_count:
+            index = pc.index(pc.is_null(column), True).as_py()
+            raise JobRejected(
+                f"from_arrow: row {index}: a null in column {field.name!r}, which is declared as never null"
+            )
 
 
 def rows_to_table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None = None) -> pa.Table:

@@ -624,6 +624,7 @@ class GeneratorSource(_message.Message):
     FUNCTION_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     RATE_FIELD_NUMBER: _builtins.int
+    NEVER_NULL_FIELD_NUMBER: _builtins.int
     rows: _builtins.int
     """-1 = endless."""
     rate: _builtins.float
@@ -632,16 +633,21 @@ class GeneratorSource(_message.Message):
     def function(self) -> Global___Function:
         """fn(start, count) -> RecordBatch, a pure function of the position."""
 
+    @_builtins.property
+    def never_null(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Columns that are declared as never null."""
+
     def __init__(
         self,
         *,
         function: Global___Function | None = ...,
         rows: _builtins.int = ...,
         rate: _builtins.float = ...,
+        never_null: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["function", b"function"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "rate", b"rate", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["function", b"function", "never_null", b"never_null", "rate", b"rate", "rows", b"rows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

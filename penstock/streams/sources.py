@@ -159,10 +159,13 @@ class Sources(ABC):
 
     def from_arrow(self, table: pa.Table | pa.RecordBatch) -> Stream:
         """A table that is here; it travels with the job."""
+        from penstock.connectors.memory import check_nulls
+
         if isinstance(table, pa.RecordBatch):
             table = pa.Table.from_batches([table])
         if not isinstance(table, pa.Table):
             raise JobRejected(f"from_arrow: {type(table).__name__} is no pyarrow.Table")
+        check_nulls(table)
         return self._read_table("from_arrow", table, is_single=False)
 
     def _read_table(self, call: str, table: pa.Table, *, is_single: bool) -> Stream:

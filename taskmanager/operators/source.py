@@ -392,14 +392,20 @@ def _split_to_proto(split: Split) -> internal_pb2.Split:
 
 
 def _declared(source: graph_pb2.SourceSpec, schema: pa.Schema) -> pa.Schema:
-    """The schema that a source's rows must have: of files, with what is declared as never null there.
+    """The schema that a source's rows must have, with what is declared as never null there.
 
     The stream's own schema has it as nullable, which state was stored by.
     """
-    if not source.HasField("files"):
+    if source.HasField("files"):
+        in_files = schema_from_bytes(source.files.schema)
+        never_null = {field.name for field in in_files if not field.nullable}
+    else:
+        never_null = set(source.generator.never_null)
+    if not never_null:
         return schema
-    in_files = schema_from_bytes(source.files.schema)
-    return pa.schema([field.with_nullable(in_files.field(field.name).nullable) for field in schema])
+    return pa.schema(
+        [field.with_nullable(False) if field.name in never_null else field for field in schema]
+    )
 
 
 def _split_from_proto(proto: internal_pb2.Split) -> Split:

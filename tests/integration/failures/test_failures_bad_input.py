@@ -155,6 +155,20 @@ def test_a_null_that_is_declared_never_to_be(
     assert " 2" in error
 
 
+def test_a_null_of_a_generator_that_is_declared_never_to_be(environment: MakeEnvironment) -> None:
+    never_null = pa.schema([pa.field("a", pa.int64(), nullable=False)])
+
+    def numbers(start: int, count: int) -> pa.RecordBatch:
+        made = [None if n == 5 else n for n in range(start, start + count)]
+        return pa.record_batch([pa.array(made, pa.int64())], names=["a"])
+
+    env = environment()
+    env.generate(numbers, rows=8, schema=never_null).discard()
+    error = str(failure_of(env))
+    assert "a null in column 'a', which is declared as never null" in error
+    assert ", row 6" in error
+
+
 def lists_of_doubles(start: int, count: int) -> pa.RecordBatch:
     return pa.record_batch({"a": [[1e300 if n == 2 else 0.5] for n in range(start, start + count)]})
 

@@ -76,3 +76,14 @@ def test_a_column_that_no_object_has_is_told_with_the_names_that_they_have(
     ):
         env.read_json(str(tmp_path), schema=never_null)
     env.read_json(str(tmp_path), schema=never_null, optional=["amount"])
+
+
+def test_a_table_has_no_null_where_its_schema_has_none() -> None:
+    schema = pa.schema([("n", pa.int64()), pa.field("a", pa.int64(), nullable=False)])
+    batches = [
+        pa.record_batch([[None, 2], values], schema=schema) for values in ([1, 2], [3, None])
+    ]
+    env = ps.Environment()
+    env.from_arrow(batches[0])
+    with pytest.raises(ps.JobRejected, match="row 3: a null in column 'a', which is declared as n"):
+        env.from_arrow(pa.Table.from_batches(batches))
