@@ -39,7 +39,7 @@ from taskmanager.connectors.factory import build_sink_writer
 from taskmanager.connectors.sink_writer import SinkWriter
 from taskmanager.operators.operator import NOTHING, Handling, LateItems, Operator, OperatorContext
 from taskmanager.state.operator_state import SPLIT, UNION
-from taskmanager.user_code.user_failure import user_traceback
+from taskmanager.user_code.user_failure import error_text, user_traceback
 
 _STATE = "committables"
 _CARRIED = "carried"
@@ -277,7 +277,7 @@ class SinkOperator(Operator):
             raise
         except Exception as error:
             raise TaskFailure(
-                f"sink {self._spec.name} could not {action}: {type(error).__name__}: {error}",
+                f"sink {self._spec.name} could not {action}: {error_text(error)}",
                 operator=self._spec.name,
                 user_traceback=user_traceback(error),
             ) from error

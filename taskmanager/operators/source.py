@@ -39,7 +39,7 @@ from taskmanager.operators.source_contract import (
     checked_reader,
     checked_splits,
 )
-from taskmanager.user_code.user_failure import user_traceback
+from taskmanager.user_code.user_failure import error_text, user_traceback
 
 _log = structlog.get_logger()
 
@@ -355,7 +355,7 @@ class SourceOperator:
             raise
         except (Exception, SystemExit) as error:
             raise TaskFailure(
-                f"{type(error).__name__}: {error}",
+                error_text(error),
                 operator=self._spec.name,
                 user_traceback=user_traceback(error),
             ) from error

@@ -8,6 +8,7 @@ from common.cause_chain import cause_chain, public_class
 from common.pb import internal_pb2
 from penstock.errors import PartitionUnavailable, StreamError, TaskFailure
 from penstock.pb import client_pb2
+from taskmanager.user_code.user_failure import error_text
 
 _TEXT_LENGTH_MAX = 16_384
 
@@ -27,7 +28,7 @@ def cause_of(
         error_class=public_class(_origin(error))
         if isinstance(error, StreamError)
         else "TaskFailure",
-        message=readable(str(error) if is_ours else f"{type(error).__name__}: {error}"),
+        message=readable(str(error) if is_ours else error_text(error)),
         traceback=readable(error.user_traceback if isinstance(error, TaskFailure) else text),
         vertex=attempt.vertex,
         subtask_index=attempt.subtask_index,

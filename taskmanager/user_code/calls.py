@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
-from taskmanager.user_code.user_failure import user_traceback
+from taskmanager.user_code.user_failure import error_text, user_traceback
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def calling_user_code(what: str, operator: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise TaskFailure(
-            f"{what} raised {type(error).__name__}: {error}",
+            f"{what} raised {error_text(error)}",
             operator=operator,
             user_traceback=user_traceback(error),
         ) from error

@@ -31,7 +31,7 @@ def user_failure(error: BaseException, *, operator: str, function: str, row: obj
         error.row = error.row or ("" if row is None else text)
         return error
     return TaskFailure(
-        f"operator {operator!r}: {function} raised {type(error).__name__}: {error}",
+        f"operator {operator!r}: {function} raised {error_text(error)}",
         operator=operator,
         row=text,
         user_traceback=user_traceback(error),
@@ -61,11 +61,24 @@ def failure_of_operator(error: BaseException, operator: str) -> TaskFailure:
         error.operator = error.operator or operator
         return error
     return TaskFailure(
-        f"operator {operator!r} raised {type(error).__name__}: {error}",
+        f"operator {operator!r} raised {error_text(error)}",
         operator=operator,
         # An error of ours is the cluster's, not the user's: its class is found through the cause.
         user_traceback="" if isinstance(error, StreamError) else user_traceback(error),
     )
+
+
+def error_text(error: BaseException) -> str:
+    """What was raised in a line, whatever the user's class makes of it.
+
+    >>> error_text(ValueError("no number"))
+    'ValueError: no number'
+    """
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception as e:  # noqa: BLE001 - it is the user's
+        return f"{name} (its text raised {type(e).__name__})"
 
 
 def user_traceback(error: BaseException) -> str:

@@ -305,6 +305,22 @@ def test_functions_are_opened_and_closed() -> None:
         RowFunctionOperator(spec).open(context())
 
 
+def test_an_error_whose_text_raises_is_named_by_its_class() -> None:
+    class NamelessError(Exception):
+        @override
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def fails(row: Any) -> Any:
+        raise NamelessError
+
+    said = r"module.function raised NamelessError \(its text raised RuntimeError\)"
+    with pytest.raises(TaskFailure, match=said) as caught:
+        run(row_operator("map", fails, OUTPUT))
+    assert caught.value.row == "Row(x=1, s='1')"
+    assert run(row_operator("map", fails, OUTPUT, "skip")) == ([], [])
+
+
 def numbers(rows: int) -> pa.RecordBatch:
     columns = {"x": list(range(rows)), "s": ["a"] * rows, EVENT_TIME: list(range(rows))}
     return pa.record_batch(columns, schema=INPUT)
