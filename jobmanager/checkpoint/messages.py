@@ -59,6 +59,7 @@ class RequestRefused(Enum):
     """Why a checkpoint on demand was not taken."""
 
     NOT_RUNNING = "not all tasks of the job are running"
+    STARTING = "not all tasks of the job are running yet"
     ENDING = "the job ends"
     LOADING = "tasks read a broadcast side or a history first (load_first), and checkpoints begin once it has been read"
     DISABLED = "checkpointing is off: set execution.checkpointing.interval or .dir"

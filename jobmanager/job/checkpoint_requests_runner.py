@@ -1,5 +1,8 @@
 """Who waits for a checkpoint or savepoint that the coordinator was asked for.
 
+A job that says it runs may have tasks that begin, for the first time or again: who asks then waits until all run, as
+long as a checkpoint may take.
+
 Invariant: each request is answered once, at the latest when the job's actor ends.
 """
 
@@ -7,15 +10,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from common.clock import Clock
 from jobmanager.checkpoint import messages as c
+from jobmanager.job.job_calls_runner import JobCallsRunner
 from penstock.errors import CheckpointAborted, JobRejected, StreamError
 from penstock.storage.checkpoint_properties import CheckpointProperties
+
+_PAUSE_S: Final = 0.2
+"""How long who waits for tasks that are being started waits before asking again, which costs a message within the process."""
 
 
 class TasksNotRunningError(StreamError):
     """A checkpoint cannot be taken yet: tasks do not run."""
+
+
+class TasksStartingError(TasksNotRunningError):
+    """A checkpoint cannot be taken yet: some tasks of a job that runs are being started."""
 
 
 class JobEndsError(StreamError):
@@ -28,14 +40,20 @@ class CheckpointRequestsRunner:
     Args:
         job_id: the job.
         clock: where the time comes from.
+        calls: to the store: how long each may take, and the pauses between them.
         post: takes events for the job's machine.
     """
 
     def __init__(
-        self, job_id: str, clock: Clock, post: Callable[[c.CheckpointRequested], None]
+        self,
+        job_id: str,
+        clock: Clock,
+        calls: JobCallsRunner,
+        post: Callable[[c.CheckpointRequested], None],
     ) -> None:
         self._job_id = job_id
         self._clock = clock
+        self._calls = calls
         self._post = post
         self._answers: dict[str, asyncio.Future[int]] = {}
         self._has_ended = False
@@ -52,7 +70,10 @@ class CheckpointRequestsRunner:
         self._has_ended = True
         for answer in self._answers.values():
             if not answer.done():
-                answer.set_exception(JobEndsError(f"job {self._job_id} has ended"))
+                answer.set_exception(self._ended())
+
+    def _ended(self) -> JobEndsError:
+        return JobEndsError(f"job {self._job_id} has ended")
 
     async def request(self, request_id: str, properties: CheckpointProperties) -> int:
         """Has the coordinator take a checkpoint or savepoint; returns its id when it is complete.
@@ -65,6 +86,18 @@ class CheckpointRequestsRunner:
             StreamError: it could not begin.
         """
         self.check_open()
+        give_up_ms = self._clock.now_ms() + self._calls.timeout_ms
+        while True:
+            try:
+                return await self._ask(request_id, properties)
+            except TasksStartingError:
+                if self._clock.now_ms() >= give_up_ms:
+                    raise
+                await self._calls.pause(_PAUSE_S)
+
+    async def _ask(self, request_id: str, properties: CheckpointProperties) -> int:
+        if self._has_ended:
+            raise self._ended()
         answer = asyncio.get_running_loop().create_future()
         self._answers[request_id] = answer
         try:
@@ -87,6 +120,8 @@ class CheckpointRequestsRunner:
         error: StreamError
         if effect.refused in (c.RequestRefused.DISABLED, c.RequestRefused.BLOCKING_EXCHANGE):
             error = JobRejected(message)
+        elif effect.refused is c.RequestRefused.STARTING:
+            error = TasksStartingError(message)
         elif effect.refused in (c.RequestRefused.NOT_RUNNING, c.RequestRefused.LOADING):
             error = TasksNotRunningError(message)
         elif effect.refused is c.RequestRefused.ENDING:

@@ -102,7 +102,7 @@ class JobCheckpointsRunner:
         self._reports = CheckpointReportsRunner(job_id, self.gauges)
         self._record = JobRecordRunner(job_id, jobs if job.outlives_jobmanager else None)
         self._calls = JobCallsRunner(job_id, timeout_ms, self.gauges)
-        self._requests = CheckpointRequestsRunner(job_id, clock, post)
+        self._requests = CheckpointRequestsRunner(job_id, clock, self._calls, post)
         self._repeated = RepeatedOutputRunner(job_id, self._record, self.gauges)
         self._storing = self._make_storing(job_id, results)
         self._savepoints = self._make_savepoints(job_id, options)

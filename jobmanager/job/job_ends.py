@@ -7,7 +7,8 @@ from jobmanager.job.groups import STOPPED, UNDEPLOYED, GroupPhase
 from jobmanager.job.job_parts import JobParts, PartEffect
 from jobmanager.job.job_phases import BEGUN, JobPhase
 from jobmanager.messages import job_effects
-from jobmanager.messages.job_state import JobState
+from jobmanager.messages.job_state import JobState, is_terminal
+from penstock.errors import require_invariant
 
 
 def left_at_end(parts: JobParts, state: JobState, *, sweeps: bool) -> list[PartEffect]:
@@ -29,6 +30,21 @@ def left_at_end(parts: JobParts, state: JobState, *, sweeps: bool) -> list[PartE
     if parts.wiring is not None and is_discarded:
         effects.append(job_effects.DiscardCheckpoints())
     return effects
+
+
+def check_job_step(parts: JobParts, state: JobState, phase: JobPhase) -> None:
+    """The part of ``check_job`` that costs the same whatever the size of the job.
+
+    Raises:
+        InvariantViolation: one does not hold.
+    """
+    parts.groups.check_step()
+    ended = phase is JobPhase.ENDED
+    require_invariant(is_terminal(state) <= ended, "a terminal state is the end")
+    if ended:
+        require_invariant(not parts.lease.slots, "a job that has ended gives its slots back")
+    if ended or parts.lease.waits:
+        require_invariant(not parts.graph.has_rivals, "rivals where no slot is to spare")
 
 
 def check_job(parts: JobParts, state: JobState, phase: JobPhase) -> None:

@@ -50,14 +50,14 @@ from jobmanager.job.group_restarts import GroupRestarts
 from jobmanager.job.group_starts import GroupStarts
 from jobmanager.job.groups import STOPPED, UNDEPLOYED, Group, GroupEvent, GroupPhase
 from jobmanager.job.job_causes import being_restarted, committed_already, not_promoted, told
-from jobmanager.job.job_ends import check_job, left_at_end
+from jobmanager.job.job_ends import check_job, check_job_step, left_at_end
 from jobmanager.job.job_master_views import JobMasterViews
 from jobmanager.job.job_options import JobOptions
 from jobmanager.job.job_parts import Dropped, Failed, JobParts, PartEffect
 from jobmanager.job.job_phases import BEGUN, STOPPING, JobPhase, JobTurn, next_phase
 from jobmanager.job.losses import Losses
 from jobmanager.messages import job_effects, job_events
-from jobmanager.messages.job_state import ENDING, TRANSITIONS, JobState, is_terminal
+from jobmanager.messages.job_state import ENDING, TRANSITIONS, JobState
 from penstock.errors import InvariantViolation, require_invariant
 
 _STORY_LENGTH = 64
@@ -215,6 +215,8 @@ class JobMaster(JobMasterViews):
                     self.dropped_events += 1
                 case c.MoveTasks():
                     self._leave(effect)
+                case c.AnswerRequest(refused=c.RequestRefused.NOT_RUNNING) if self._is_starting:
+                    self._effects.append(replace(effect, refused=c.RequestRefused.STARTING))
                 case _:
                     self._parts.failover.note_checkpoints(effect)
                     self._effects.append(effect)
@@ -292,6 +294,11 @@ class JobMaster(JobMasterViews):
         if self.state is not JobState.RUNNING:
             self._become(JobState.RUNNING)
         self._perform(self._parts.start_checkpoints())
+
+    @property
+    def _is_starting(self) -> bool:
+        """Whether it says that it runs while some of its tasks begin, for the first time or again."""
+        return self.state is JobState.RUNNING and not self._parts.groups.are_settled
 
     def _complete_output(self) -> None:
         """Every attempt has finished or waits: its output is made visible."""
@@ -483,13 +490,7 @@ class JobMaster(JobMasterViews):
         Raises:
             InvariantViolation: one does not hold.
         """
-        lease = self._parts.lease
-        self._parts.groups.check_step()
-        require_invariant(is_terminal(self.state) <= self.ended, "a terminal state is the end")
-        if self.ended:
-            require_invariant(not lease.slots, "a job that has ended gives its slots back")
-        if self.ended or lease.waits:
-            require_invariant(not self.graph.has_rivals, "rivals where no slot is to spare")
+        check_job_step(self._parts, self.state, self._phase)
         if self.state in (JobState.FAILING, JobState.FAILED):
             require_invariant(self.failure is not None, "a failure has a cause")
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from typing_extensions import override
 
 import penstock as ps
 from penstock.cli.main import main
@@ -262,3 +263,43 @@ def test_each_subtask_of_another_parallelism_reads_its_share(
     bytes_read = read()
     assert sum(bytes_read) >= total
     assert max(bytes_read) <= 1.2 * total / parallelism
+
+
+class FailsOnce(ps.MapFunction):
+    """Raises at its first row, and never again."""
+
+    def __init__(self, failed: Path) -> None:
+        self.failed = failed
+
+    @override
+    def __call__(self, row: Any) -> Any:
+        if not self.failed.exists():
+            self.failed.touch()
+            raise RuntimeError("the first row")
+        return row
+
+
+def test_who_asks_for_a_savepoint_of_a_job_that_runs_waits_for_those_of_its_tasks_that_begin_again(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    """One of two parts that share nothing has failed and waits for its restart: the job goes on to say RUNNING."""
+    failed = tmp_path / "failed"
+    env = new_env(
+        1,
+        config={
+            "execution.checkpointing.interval": "1h",
+            "restart-strategy.type": "fixed-delay",
+            "restart-strategy.fixed-delay.delay": "3s",
+        },
+    )
+    env.generate(numbers, rate=1_000).discard()
+    env.generate(numbers, rate=1_000).map(
+        FailsOnce(failed), schema={"k": "int64", "n": "int64"}
+    ).discard()
+    handle = env.submit("two parts")
+    await_details(handle, lambda _m, _s: handle.details().summary.restarts)
+    assert handle.status() == "RUNNING"
+    assert not check_whole(Path(handle.savepoint(tmp_path / "kept", timeout=DEADLINE_S)))
+    assert handle.status() == "RUNNING"
+    handle.stop(tmp_path / "kept", timeout=DEADLINE_S)
+    assert handle.wait(DEADLINE_S).status == "FINISHED"

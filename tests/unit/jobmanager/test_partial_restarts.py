@@ -594,7 +594,7 @@ def test_survivors_hear_that_a_checkpoint_is_void_and_none_is_taken_until_all_ru
     assert told(trigger(story), c.TriggerTasks) == "a0 a1"
     assert told(story.fail("a1"), c.NotifyAborted) == "a0 b0 b1"
     [answer] = [e for e in trigger(story) if isinstance(e, c.AnswerRequest)]
-    assert answer.refused is c.RequestRefused.NOT_RUNNING
+    assert answer.refused is c.RequestRefused.STARTING
     story.due()
     assert told(trigger(story), c.TriggerTasks) == ""
     story.run("a1")
