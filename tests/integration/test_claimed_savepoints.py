@@ -25,7 +25,7 @@ import penstock as ps
 from penstock.local.local_cluster import LocalCluster
 from tests.integration.conftest import NewEnvironment
 from tests.integration.test_start_again import config, numbers, written
-from tests.support.jobs import DEADLINE_S, await_details
+from tests.support.jobs import DEADLINE_S, await_details, started_from
 from tests.support.processes import (
     DaemonCluster,
     Deadline,
@@ -192,7 +192,7 @@ def test_files_of_a_claimed_savepoint_are_counted_and_go_when_nothing_names_them
     def left() -> set[tuple[int, int]]:
         return theirs & inodes(own)
 
-    claimed = handle.details().started_from.checkpoint_id
+    claimed = started_from(handle).checkpoint_id
     await_details(handle, lambda _m, _s: handle.details().last_checkpoint_id > claimed)
     wait_gone(path, Deadline(f"the end of {path}"))
     first = min((one for one in handle.checkpoints() if one.id > claimed), key=lambda one: one.id)

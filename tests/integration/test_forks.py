@@ -29,7 +29,7 @@ from penstock.client.job import JobHandle
 from penstock.errors import JobRejected, StreamError
 from penstock.pb import client_pb2
 from tests.integration.conftest import NewEnvironment
-from tests.support.jobs import DEADLINE_S, await_details, cancel
+from tests.support.jobs import DEADLINE_S, await_details, cancel, started_from
 from tests.support.processes import Deadline, wait_gone, wait_in_directory
 
 pytestmark = pytest.mark.integration
@@ -303,7 +303,7 @@ def test_what_a_fork_still_needs_is_neither_claimed_nor_disposed_of(
     link = branches.kept / "link"
     link.symlink_to(path)
     fork = branches.submit("fork", str(link))
-    assert fork.details().started_from.path.startswith(path)
+    assert started_from(fork).path.startswith(path)
     with pytest.raises(JobRejected, match=f"job {fork.job_id} was started from there"):
         branches.submit("third", path, claim=True)
     for spelt in (path, f"{path}/", f"file://{path}", str(link)):

@@ -27,7 +27,7 @@ from penstock.client.client import Client
 from penstock.client.job import JobHandle
 from penstock.storage.fsck import check_store
 from tests.integration.conftest import NewEnvironment
-from tests.support.jobs import DEADLINE_S, await_details, cancel
+from tests.support.jobs import DEADLINE_S, await_details, cancel, started_from
 from tests.support.processes import DaemonCluster, Deadline, site, wait_ended, wait_gone
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(4)]
@@ -244,7 +244,7 @@ def test_a_claimed_checkpoint_belongs_to_the_job_and_goes_with_it(
     env = new_env(1, config(tmp_path))
     build(env, tmp_path / "out", SLOW)
     handle = env.submit("second", from_savepoint=path, claim=True)
-    claimed = handle.details().started_from.checkpoint_id
+    claimed = started_from(handle).checkpoint_id
     left = {job.job_id: job.restorable_from for job in handle._client.jobs()}
     assert not left[Path(path).name], "nobody else can start from there"
     await_details(handle, lambda _m, _s: handle.details().last_checkpoint_id > claimed)

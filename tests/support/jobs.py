@@ -11,7 +11,7 @@ import penstock as ps
 from penstock.client.job import TERMINAL_STATES
 from penstock.client.job_metrics import job_metrics
 from penstock.client.job_result import state_name
-from penstock.pb import client_pb2
+from penstock.pb import checkpoint_pb2, client_pb2
 
 DEADLINE_S = 90.0
 """What takes as long hangs; a slow machine with other work takes a third of it."""
@@ -51,6 +51,12 @@ def await_details(
     except Held:
         return metrics
     raise AssertionError(f"the job ended: {metrics}")
+
+
+def started_from(handle: ps.JobHandle) -> checkpoint_pb2.StartedFrom:
+    """What a job goes on from, once it has looked: it is accepted before."""
+    await_details(handle, lambda _m, _s: handle.details().started_from.path)
+    return handle.details().started_from
 
 
 def cancel(handle: ps.JobHandle) -> None:
