@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.connectors.text_options import DEFAULTS, TextOptions
+from penstock.rows.casting import as_written
 
 if TYPE_CHECKING:
     from pyarrow import csv
 
 _CSV_QUOTE = b'"'
 _LINE_END, _OBJECT_START = ord("\n"), ord("{")
-_INFINITY = r"(?i)^\s*[+-]?inf(inity)?\s*$"
 _TIME_OF_DAY = r"^\d\d:\d\d(:\d\d(\.\d+)?)?$"
 _OBJECT_OR_BLANK = re.compile(rb"\s*(?:\{|\Z)")
 
@@ -103,20 +103,8 @@ def parse_csv(
     table = read(types, columns)
     for field, column in zip(table.schema, table.columns, strict=True) if types else ():
         if any(map(_has_infinity, column.chunks)):
-            _check_written(column, read({field.name: pa.string()}, [field.name]).column(0))
+            as_written(column, read({field.name: pa.string()}, [field.name]).column(0))
     return table if not options.nulls else _null_texts(table, options.nulls)
-
-
-def _check_written(numbers: pa.ChunkedArray, texts: pa.ChunkedArray) -> None:
-    """That what is infinite was written so: the parser makes it of numbers that the type does not hold, too.
-
-    Raises:
-        pa.ArrowInvalid: it was not.
-    """
-    infinite = texts.filter(pc.is_inf(numbers))
-    beyond = infinite.filter(pc.invert(pc.match_substring_regex(infinite, _INFINITY)))
-    if len(beyond):
-        raise pa.ArrowInvalid(f"the number '{beyond[0]}' is beyond {numbers.type}")
 
 
 def csv_convert_options(

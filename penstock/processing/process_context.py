@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 import pyarrow as pa
 
 from penstock.errors import Unrecoverable
-from penstock.rows.column_values import decode
+from penstock.rows.decoded_values import decoded_keys
 from penstock.state.base import KeyedState, StateScope
 from penstock.storage.codec import StateError
 
@@ -179,6 +179,7 @@ class ProcessContext(StateScope):
 
     __slots__ = (
         "_key_arrays",
+        "_key_names",
         "_keys",
         "_now",
         "_time_array",
@@ -200,7 +201,8 @@ class ProcessContext(StateScope):
         self.has_timers = False
         self.apply: Callable[[KeyedState, Callable[[Any, Any], object]], None] | None = None
         self._key_arrays: Sequence[pa.Array] | None = None
-        self._keys: list[Any] | None = None
+        self._key_names: Sequence[str] = ()
+        self._keys: Sequence[Any] | None = None
         self._time_array: pa.Array | None = None
         self._times: list[int] | None = None
         self.end()
@@ -222,6 +224,7 @@ class ProcessContext(StateScope):
 
         Raises:
             StateError: there is no key here.
+            BadRecord: Python does not have its value, as of a timestamp with nanoseconds.
         """
         keys = self._keys
         if keys is None:
@@ -230,10 +233,7 @@ class ProcessContext(StateScope):
                     f"ctx.key: there is no key {self.absence or 'here'}; keys are there in process() and "
                     "on_timer() of functions on a keyed stream"
                 )
-            columns = [decode(array) for array in self._key_arrays]
-            keys = self._keys = (
-                columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
-            )
+            keys = self._keys = decoded_keys(self._key_arrays, self._key_names)
         return keys[self.index]
 
     def apply_to_keyed_state(
@@ -251,14 +251,21 @@ class ProcessContext(StateScope):
             )
         self.apply(state, function)
 
-    def begin(self, key_arrays: Sequence[pa.Array] | None, times: pa.Array | None) -> None:
+    def begin(
+        self,
+        key_arrays: Sequence[pa.Array] | None,
+        times: pa.Array | None,
+        key_names: Sequence[str] = (),
+    ) -> None:
         """A bundle begins.
 
         Args:
             key_arrays: per key column the keys of its rows or timers, None = unkeyed.
             times: their times, None = the stream carries none.
+            key_names: of the key columns.
         """
         self._key_arrays = key_arrays
+        self._key_names = key_names
         self._keys = None
         self._time_array = times
         self._times = None

@@ -30,6 +30,9 @@ UNITS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_4
 
 _INT64_LIMIT = 1 << 63
 
+_INFINITY = r"(?i)^\s*[+-]?inf(inity)?\s*$"
+"""Texts that are infinite as they stand."""
+
 Kernel = Callable[[Any], Any]
 """An Arrow array or scalar in, one of the same length out."""
 
@@ -61,11 +64,7 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
     if nested is not None:
         return nested
     if safe:
-        direct = _guarded(source, target, truncate=False)
-        if not _needs_round_trip(source, target):
-            return direct
-        back = cast_kernel(target, source, safe=False)
-        return lambda value: _unchanged(value, direct(value), back)
+        return _without_loss(source, target)
     if pt.is_floating(source) and pt.is_integer(target):
         checked = _direct(_options(target, truncate=False))
         if pt.is_float16(source):  # Arrow has no trunc for it
@@ -73,6 +72,39 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
             return lambda value: checked(pc.trunc(widened(value)))
         return lambda value: checked(pc.trunc(value))
     return _guarded(source, target, truncate=not pt.is_nested(target))
+
+
+def _without_loss(source: pa.DataType, target: pa.DataType) -> Kernel:
+    direct = _guarded(source, target, truncate=False)
+    if pt.is_floating(target) and (pt.is_string(source) or pt.is_large_string(source)):
+        return lambda value: as_written(direct(value), value)
+    if not _needs_round_trip(source, target):
+        return direct
+    back = cast_kernel(target, source, safe=False)
+    return lambda value: _unchanged(value, direct(value), back)
+
+
+def as_written(numbers: Any, texts: Any) -> Any:
+    """Floats that were read from texts, none of which has become infinite as the type does not hold it.
+
+    Args:
+        numbers: an array, chunked array or scalar of floats.
+        texts: what each was read from.
+
+    Raises:
+        pa.ArrowInvalid: one has.
+
+    Example:
+        >>> as_written(pa.array([float("inf")]), pa.array(["1e400"]))
+        Traceback (most recent call last):
+        pyarrow.lib.ArrowInvalid: the number '1e400' is beyond double
+    """
+    written = pc.match_substring_regex(texts, _INFINITY)
+    beyond = pc.and_not(pc.is_inf(numbers), written)
+    if pc.any(beyond, min_count=0).as_py():
+        first = texts if isinstance(texts, pa.Scalar) else texts.filter(beyond)[0]
+        raise pa.ArrowInvalid(f"the number '{first}' is beyond {numbers.type}")
+    return numbers
 
 
 def _guarded(source: pa.DataType, target: pa.DataType, *, truncate: bool) -> Kernel:

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -26,13 +26,13 @@ from penstock.naming import nearest_hint
 from penstock.rows.column_values import (
     ROW_BYTES,
     ValueMismatch,
-    decode,
     encode,
     is_never_changed,
     record_as_dict,
     short_repr,
     shown_row,
 )
+from penstock.rows.decoded_values import decoded
 from penstock.rows.schema import EVENT_TIME, is_optional, user_batch, user_schema
 
 
@@ -230,32 +230,8 @@ def decoded_column(columns: list[Any], position: int) -> list[Any]:
     To ask for one that Python does not have raises ``BadRecord``.
     """
     batch: pa.RecordBatch = columns[-1]
-    values: Any
-    try:
-        values = decode(batch.column(position))
-    except (ValueError, OverflowError):
-        values = _OneByOne(batch.column(position), batch.schema.field(position).name)
-    columns[position] = values
-    return cast("list[Any]", values)
-
-
-class _OneByOne:
-    """The values of a column, some of which Python does not have; each is decoded once."""
-
-    __slots__ = ("_array", "_name", "_values")
-
-    def __init__(self, array: pa.Array, name: str) -> None:
-        self._array = array
-        self._name = name
-        self._values: dict[int, Any] = {}
-
-    def __getitem__(self, index: int) -> Any:
-        try:
-            if index not in self._values:
-                self._values[index] = decode(self._array.slice(index, 1))[0]
-            return self._values[index]
-        except (ValueError, OverflowError) as e:
-            raise BadRecord(f"column {self._name!r}: {e}") from e
+    values = columns[position] = decoded(batch.column(position), batch.schema.field(position).name)
+    return values
 
 
 @lru_cache(maxsize=256)

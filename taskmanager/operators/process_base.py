@@ -274,7 +274,8 @@ class TimerOperator(StatefulOperator):
         """Calls ``on_timer`` for timers in order; how many of them are done."""
         ctx, out, changes = self._ctx, self._out, timers.changes
         slots = self._states.enter(keys)
-        ctx.begin(keys.to_arrays(), pa.array(times))
+        assert self._keys is not None
+        ctx.begin(keys.to_arrays(), pa.array(times), self._keys.names)
         ctx.time_domain = domain
         on_timer = self._handle.function.on_timer
         steps, fired, time_ms = self._slice.stride, 0, 0

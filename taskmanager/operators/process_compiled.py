@@ -133,7 +133,7 @@ class CompiledProcessOperator(ProcessOperator):
         slots = self._states.enter_slots(keys)
         position = batch.schema.get_field_index(EVENT_TIME)
         times = None if position < 0 else batch.column(position)
-        ctx.begin(given.keys.arrays(batch), times)
+        ctx.begin(given.keys.arrays(batch), times, given.keys.names)
         places, states = self._numbers_of(slots)
         arrays = [array for column in compiled.columns for array in _arrays(batch, column)]
         for state in states:

@@ -21,7 +21,7 @@ from common.elements import PAUSE, OperatorOutput
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient, Unrecoverable
 from penstock.functions.functions import check_has_run
 from penstock.pb import graph_pb2
-from penstock.rows.column_values import decode
+from penstock.rows.decoded_values import decoded_keys
 from penstock.rows.row_calls import RowCalls
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
 from penstock.storage.key_encoding import KeyBatch
@@ -149,7 +149,7 @@ class ProcessOperator(TimerOperator):
             return None, [None] * batch.num_rows
         keys = given.keys.encode(batch)
         slots = self._states.enter(keys)
-        ctx.begin(given.keys.arrays(batch), times)
+        ctx.begin(given.keys.arrays(batch), times, given.keys.names)
         return keys, slots
 
     def _end(self, keys: KeyBatch | None, given: ProcessInput) -> None:
@@ -162,7 +162,9 @@ class ProcessOperator(TimerOperator):
         def call(key: Any, state: Any) -> None:
             check_has_run(function(key, state), "what ctx.apply_to_keyed_state() calls")
 
-        self._states.visit(state, call, _keys_of)
+        assert self._keys is not None
+        names = self._keys.names
+        self._states.visit(state, call, lambda keys: decoded_keys(keys.to_arrays(), names))
 
     def _call_rows(
         self,
@@ -192,8 +194,3 @@ class ProcessOperator(TimerOperator):
         if isinstance(error, _FATAL):
             raise failure() from error
         given.policy.handle(index, failure)
-
-
-def _keys_of(keys: KeyBatch) -> list[Any]:
-    columns = [decode(array) for array in keys.to_arrays()]
-    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))

@@ -198,7 +198,7 @@ class FunctionStates:
         self,
         state: Any,
         call: Callable[[Any, Any], object],
-        keys_of: Callable[[KeyBatch], list[Any]],
+        keys_of: Callable[[KeyBatch], Sequence[Any]],
     ) -> None:
         """Calls ``call(key, state)`` for every key with content in the state.
 

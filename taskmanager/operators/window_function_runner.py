@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ from common.elements import PAUSE, OperatorOutput, SideOutput
 from penstock.errors import TaskFailure
 from penstock.functions.functions import Collector, WindowInfo
 from penstock.pb import graph_pb2
-from penstock.rows.column_values import decode
+from penstock.rows.decoded_values import decoded_keys
 from penstock.rows.rows import (
     RowMismatch,
     RowSequence,
@@ -71,7 +70,7 @@ class WindowFunctionRunner:
         input_schema = user_schema(schema_from_bytes(spec.input_schema))
         self._schema = schema_from_bytes(spec.output_schema)
         self._has_event_time = EVENT_TIME in self._schema.names
-        self._key_count = len(spec.window_function.keys)
+        self._key_names = tuple(spec.window_function.keys)
         self._collector = Collector(user_schema(self._schema), input_schema)
         self._window_of: list[int] = []
 
@@ -89,7 +88,8 @@ class WindowFunctionRunner:
         """The results of the windows, each with the number of windows that are done by then."""
         rows = rows_of(windows.rows)
         bounds = windows.bounds.tolist()
-        self._key_values = [decode(array) for array in windows.keys[: self._key_count]]
+        names = self._key_names
+        self._keys = decoded_keys(windows.keys[: len(names)], names) if names else None
         deadline = self._now_ns() + SLICE_NS
         for window in range(len(bounds) - 1):
             self._call(windows, window, rows[bounds[window] : bounds[window + 1]])
@@ -101,14 +101,11 @@ class WindowFunctionRunner:
                     deadline = self._now_ns() + SLICE_NS
         yield from ((len(bounds) - 1, output) for output in self._outputs(windows))
 
-    def _key(self, window: int) -> Any:
-        if len(self._key_values) == 1:
-            return self._key_values[0][window]
-        return tuple(values[window] for values in self._key_values) or None
-
     def _call(self, windows: WindowRows, window: int, rows: RowSequence) -> None:
-        key, info = self._key(window), windows.info(window)
+        key, info = None, windows.info(window)
         try:
+            if self._keys is not None:
+                key = self._keys[window]
             returned = self._handle.function.process(key, info, rows, self._collector)
             if returned is not None:
                 emit_returned(returned, self._collector.emit)

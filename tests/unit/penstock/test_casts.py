@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Context, Decimal
+from math import inf
 from random import Random
 from typing import Any
 
@@ -68,6 +69,21 @@ def test_a_safe_cast_of_a_decimal_loses_no_digit() -> None:
     for target in (pa.decimal128(9, 1), pa.int64()):
         with pytest.raises(BadRow, match=r"truncat|would"):
             cast([Decimal("1.250")], kind, target, safe=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "largest", "beyond"), [("float64", 1e308, "-1e400"), ("float32", 1e38, "1e39")]
+)
+def test_a_safe_cast_of_text_is_infinite_where_the_text_is(
+    target: str, largest: float, beyond: str
+) -> None:
+    texts = [str(largest), None, "inf", "-Infinity"]
+    expected = pa.array([largest, None, inf, -inf]).cast(target).to_pylist()
+    assert cast(texts, pa.string(), target, safe=True) == expected
+    assert cast([beyond, None], pa.string(), target, safe=False) == [inf * float(beyond), None]
+    with pytest.raises(BadRow, match=f"the number '{beyond}' is beyond") as failed:
+        cast([*texts, beyond], pa.string(), target, safe=True)
+    assert failed.value.row_index == 4
 
 
 @pytest.mark.parametrize("safe", [False, True])

@@ -129,3 +129,57 @@ def test_a_key_is_not_cut() -> None:
     )
     with keyed as h, pytest.raises(ps.JobFailed, match="more digits than Python's own"):
         h.push_many(ROWS)
+
+
+KEYED = pa.record_batch(
+    {"t": pa.array([1_000, 1_001, 2_000, 1_001, 1_000], pa.timestamp("ns")), "n": range(5)}
+)
+NAMED = {"n": "int64", "key": "string"}
+
+
+class Asked(ps.KeyedProcessFunction):
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        out.emit(n=row.n, key=str(ctx.key))
+
+
+class AskedLater(ps.KeyedProcessFunction):
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        ctx.timers.event_time(5)
+
+    def on_timer(self, timestamp: int, ctx: Any, out: Any) -> None:
+        out.emit(n=timestamp, key=str(ctx.key))
+
+
+class AskedOfEach(ps.WindowFunction):
+    def process(self, key: Any, window: Any, rows: Any, out: Any) -> None:
+        out.emit(n=len(rows), key=str(key))
+
+
+@pytest.mark.parametrize("keys", [("t",), ("n", "t")])
+def test_a_key_that_python_does_not_have_is_that_of_its_rows_alone(keys: tuple[str, ...]) -> None:
+    with pt.harness(
+        lambda s: s.key_by(*keys).process(Asked(), schema=NAMED).on_error("skip"),
+        schema=KEYED.schema,
+    ) as h:
+        h.push_many(KEYED)
+        assert [row["n"] for row in h.output] == [0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda s: s.key_by("t").process(Asked(), schema=NAMED),
+        lambda s: s.key_by("n", "t").process(AskedLater(), schema=NAMED),
+        lambda s: s.key_by("t").window(ps.tumbling("1s")).process(AskedOfEach(), schema=NAMED),
+        lambda s: s.key_by("t").window(ps.count_window(1)).process(AskedOfEach(), schema=NAMED),
+    ],
+)
+def test_who_asks_for_such_a_key_hears_which_column_it_is(build: Any) -> None:
+    with pt.harness(build, schema=KEYED.schema) as h:
+
+        def run() -> None:
+            h.push_many(KEYED, range(5))
+            h.watermark(10_000)
+
+        with pytest.raises(ps.JobFailed, match=r"column 't': a timestamp.*1001.*cut it first"):
+            run()
