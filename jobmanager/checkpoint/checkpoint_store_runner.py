@@ -35,6 +35,7 @@ from jobmanager.checkpoint.next_head import head_with
 from jobmanager.checkpoint.repeated_output import note_files
 from jobmanager.checkpoint.saved_checkpoints_store import SavedCheckpoints
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
+from jobmanager.graph.job_plan import JobPlan
 from penstock.errors import JobRejected, StoreCorrupt, StoreFull, StoreNotFound, StoreTransient
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HeadClaimedAgain, HeadOutcomeUnknown
@@ -53,6 +54,7 @@ class CheckpointStoreRunner:
         leader_epoch: in whose name it acts.
         version: of Penstock, for the manifests.
         now_ms: the wall clock.
+        plan: of the job, where each of its rows counts once; None = some may count twice after a restart.
         starts_from: what the job is started from as long as it has no checkpoint of its own; "" = nothing.
     """
 
@@ -65,6 +67,7 @@ class CheckpointStoreRunner:
         leader_epoch: int,
         version: str,
         now_ms: Callable[[], int],
+        plan: JobPlan | None = None,
         starts_from: str = "",
     ) -> None:
         self._job_id = job_id
@@ -72,7 +75,7 @@ class CheckpointStoreRunner:
         self._store = store
         self._leader_epoch = leader_epoch
         self._now_ms = now_ms
-        self._manifests = ManifestComposer(job_id, graph, leader_epoch, version)
+        self._manifests = ManifestComposer(job_id, graph, leader_epoch, version, plan)
         self._done_splits = DoneSplitsStore(store, leader_epoch)
         self._heads = ClaimedHeadStore(job_id, store, leader_epoch)
         self._claimed_savepoint = ClaimedSavepointStore(job_id)

@@ -1,7 +1,8 @@
 """The manifest of a checkpoint or savepoint, put together from what its tasks have acknowledged.
 
 Invariants: one snapshot per subtask, in the order of vertices and indexes; what another copy of a shared file
-counts for names that copy; of a savepoint no positions in exchanges, which whoever starts from it numbers anew.
+counts for names that copy; of a savepoint no positions in exchanges, which whoever starts from it numbers anew. So
+there is no savepoint of rows that would come twice without these (``rows_ahead``).
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from jobmanager.checkpoint import messages as c
-from jobmanager.checkpoint.snapshot_convert import (
-    finished_snapshot,
-    with_replaced,
-    without_positions,
-)
+from jobmanager.checkpoint.rows_ahead import rows_ahead
+from jobmanager.checkpoint.snapshot_convert import finished_snapshot, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
+from jobmanager.graph.job_plan import JobPlan
+from penstock.errors import JobRejected
 from penstock.graph.fingerprint import exchanges, fingerprint
+from penstock.graph.rows_left_behind import rows_twice
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.manifest import properties_message
 
@@ -31,12 +32,19 @@ class ManifestComposer:
         graph: its graph.
         leader_epoch: in whose name.
         version: of Penstock.
+        plan: of the job, where each row counts once; None = some may count twice after a restart.
     """
 
     def __init__(
-        self, job_id: str, graph: graph_pb2.JobGraph, leader_epoch: int, version: str
+        self,
+        job_id: str,
+        graph: graph_pb2.JobGraph,
+        leader_epoch: int,
+        version: str,
+        plan: JobPlan | None,
     ) -> None:
         self._job_id = job_id
+        self._plan = plan
         self._job_name = graph.name
         self._fingerprint = fingerprint(graph)
         self._exchanges = exchanges(graph)
@@ -57,6 +65,9 @@ class ManifestComposer:
             done_splits: what finished source subtasks have read.
             last_states: of the collect sinks of finished subtasks.
             now_ms: when it is complete.
+
+        Raises:
+            JobRejected: it is a savepoint, and would have rows twice.
         """
         replaced = dict(wanted.replaced)
         done: dict[AttemptKey, list[tuple[str, tuple[str, ...]]]] = {}
@@ -80,9 +91,7 @@ class ManifestComposer:
             for key in wanted.finished
         )
         subtasks.sort(key=lambda snapshot: (snapshot.vertex, snapshot.subtask_index))
-        if wanted.properties.is_savepoint:
-            subtasks = [without_positions(snapshot) for snapshot in subtasks]
-        return checkpoint_pb2.CheckpointManifest(
+        manifest = checkpoint_pb2.CheckpointManifest(
             job_id=self._job_id,
             job_name=self._job_name,
             checkpoint_id=wanted.checkpoint_id,
@@ -95,16 +104,32 @@ class ManifestComposer:
             properties=properties_message(wanted.properties),
             edges=self._exchanges,
         )
+        ahead = {} if self._plan is None else rows_ahead(self._plan, subtasks)
+        for edge in manifest.edges:
+            edge.ahead = ahead.get(edge.id, "")
+        if wanted.properties.is_savepoint:
+            _leave_positions(manifest)
+        return manifest
 
 
 def as_savepoint(
     manifest: checkpoint_pb2.CheckpointManifest,
 ) -> checkpoint_pb2.CheckpointManifest:
-    """The savepoint that holds what this checkpoint does."""
+    """The savepoint that holds what this checkpoint does.
+
+    Raises:
+        JobRejected: it would have rows twice.
+    """
     saved = checkpoint_pb2.CheckpointManifest()
     saved.CopyFrom(manifest)
     saved.properties.kind = checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT
-    subtasks = [without_positions(snapshot) for snapshot in saved.subtasks]
-    del saved.subtasks[:]
-    saved.subtasks.extend(subtasks)
+    _leave_positions(saved)
     return saved
+
+
+def _leave_positions(saved: checkpoint_pb2.CheckpointManifest) -> None:
+    for problem in rows_twice(saved):
+        raise JobRejected(problem)
+    for snapshot in saved.subtasks:
+        del snapshot.inputs[:]
+        del snapshot.outputs[:]

@@ -81,17 +81,6 @@ def with_replaced(
     return copy
 
 
-def without_positions(
-    snapshot: checkpoint_pb2.SubtaskSnapshot,
-) -> checkpoint_pb2.SubtaskSnapshot:
-    """The snapshot as a savepoint holds it: who starts from it numbers the rows of its exchanges anew."""
-    copy = checkpoint_pb2.SubtaskSnapshot()
-    copy.CopyFrom(snapshot)
-    del copy.inputs[:]
-    del copy.outputs[:]
-    return copy
-
-
 def finished_snapshot(
     vertex: str,
     subtask_index: int,

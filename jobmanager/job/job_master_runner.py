@@ -207,6 +207,7 @@ class JobMasterRunner:
             leader_epoch=leader_epoch,
             version=penstock_version(),
             now_ms=self._clock.now_ms,
+            plan=job.plan if job.config.execution_checkpointing_mode == "exactly-once" else None,
             starts_from=job.config.execution_state_recovery_path,
         )
 

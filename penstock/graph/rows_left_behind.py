@@ -1,4 +1,4 @@
-"""Rows that a checkpoint counts on and does not hold: they were kept for the job that made them only."""
+"""Rows of exchanges that only the job itself can go on with: what it has kept for itself, or will make again."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from penstock.pb import checkpoint_pb2, graph_pb2
 
 
 def exchange_problems(manifest: checkpoint_pb2.CheckpointManifest) -> Iterator[str]:
-    """Rows that were complete on their way, and have gone with their job."""
-    names = {vertex.id: vertex.name for vertex in manifest.vertices}
+    """Rows that were complete on their way, and have gone with their job, and those that would come twice."""
+    names = _names(manifest)
     begun = {subtask.vertex for subtask in manifest.subtasks}
     done = dict.fromkeys(begun, 0)
     for subtask in manifest.subtasks:
@@ -23,6 +23,22 @@ def exchange_problems(manifest: checkpoint_pb2.CheckpointManifest) -> Iterator[s
                 f"{names.get(edge.target_vertex)}), which were kept for the job that made them only: take "
                 "another checkpoint, from before that exchange began or after it was read"
             )
+    yield from rows_twice(manifest)
+
+
+def rows_twice(manifest: checkpoint_pb2.CheckpointManifest) -> Iterator[str]:
+    """Rows that are in the state of who has read them, and that their producer makes again after a failure."""
+    names = _names(manifest)
+    for edge in manifest.edges:
+        if edge.ahead:
+            yield (
+                f"over the exchange {edge.id} ({names.get(edge.source_vertex)} -> {names.get(edge.target_vertex)}) "
+                f"{edge.ahead}: another job would have rows twice. Take another once these have been made"
+            )
+
+
+def _names(manifest: checkpoint_pb2.CheckpointManifest) -> dict[str, str]:
+    return {vertex.id: vertex.name for vertex in manifest.vertices}
 
 
 def persisted_problems(

@@ -689,11 +689,14 @@ class EdgeFingerprint(_message.Message):
     SOURCE_VERTEX_FIELD_NUMBER: _builtins.int
     TARGET_VERTEX_FIELD_NUMBER: _builtins.int
     BLOCKING_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     source_vertex: _builtins.str
     target_vertex: _builtins.str
     blocking: _builtins.bool
     """Its rows are complete before they are read: a checkpoint may need them again."""
+    ahead: _builtins.str
+    """Whose state holds rows that their producer is still to make again, for people; "" = nobody's."""
     def __init__(
         self,
         *,
@@ -701,10 +704,11 @@ class EdgeFingerprint(_message.Message):
         source_vertex: _builtins.str = ...,
         target_vertex: _builtins.str = ...,
         blocking: _builtins.bool = ...,
+        ahead: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocking", b"blocking", "id", b"id", "source_vertex", b"source_vertex", "target_vertex", b"target_vertex"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "blocking", b"blocking", "id", b"id", "source_vertex", b"source_vertex", "target_vertex", b"target_vertex"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

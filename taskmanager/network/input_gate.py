@@ -259,10 +259,6 @@ class InputGate:
         """A channel that reads rows again which are in the state, and has not compared them all yet."""
         return next((channel for channel in self.kept if channel.is_comparing), None)
 
-    def ahead(self) -> KeptInputChannel | None:
-        """A channel with rows in the state that its producer is still to make again."""
-        return next((channel for channel in self.kept if channel.is_ahead), None)
-
     def mark(self, checkpoint_id: int) -> list[RowPosition]:
         """The snapshot of a checkpoint is being taken: what has been handed out is in it.
 

@@ -7,9 +7,7 @@ what it has read before is dropped, after its checksum has proved to be that of 
 
 A checkpoint barrier may come among rows that have been read before. No snapshot is taken then
 (``is_comparing``): should these rows turn out to be others than the first time, the job goes back to a
-checkpoint whose rows have all been compared, and from which all of them are read again. What has been read to its
-end is compared no more; but a savepoint, in which no positions are kept, would have those rows twice
-(``is_ahead``).
+checkpoint whose rows have all been compared, and from which all of them are read again.
 
 Invariants:
     - ``position`` never goes back, and counts exactly the rows that ``take`` has handed out (and those
@@ -131,7 +129,6 @@ class KeptInputChannel(InputChannel):
         self._at_barrier: dict[int, RowPosition] = {}
         """Of checkpoints whose barrier has come, and whose snapshot has not been taken."""
         self._has_ended_data = False
-        self._is_made_again = False
         self._last_barrier_id = -1
         self._watermark_ms = MIN_TIMESTAMP_MS
         self._is_active = True
@@ -154,11 +151,6 @@ class KeptInputChannel(InputChannel):
         What has read the end compares nothing any more.
         """
         return self._is_replaying and not self.is_finished
-
-    @property
-    def is_ahead(self) -> bool:
-        """Rows in the state are made again by a producer that has not come to them yet, or not read again at all."""
-        return self._is_replaying or self._is_made_again
 
     def mark(self, checkpoint_id: int) -> RowPosition:
         """The state as it is now goes into a checkpoint.
@@ -226,7 +218,6 @@ class KeptInputChannel(InputChannel):
         self._next_row = self._replay_start = self._completed.rows
         self._replayed_checksum = self._completed.checksum
         if self.is_finished:
-            self._is_made_again = self._is_made_again or self._is_replaying
             return
         self._drop_supply()
         if not self.spec.is_reproducible and self._completed.rows < self.position.rows:

@@ -259,15 +259,6 @@ class Deployment:
                 declined = internal_pb2.CheckpointDeclined(reason=reason, is_comparing=True)
                 execution.decline_as(barrier, declined)
                 return
-            has_savepoint = bool(barrier.properties.target)
-            ahead = self._gate.ahead() if self._gate is not None and has_savepoint else None
-            if ahead is not None:
-                execution.decline(
-                    barrier,
-                    f"{ahead.name}: its producer makes rows again that were read to their end before a failure, and a "
-                    "savepoint would have them twice: none can be taken before the job has ended",
-                )
-                return
             finished = has_finished or subtask.has_ended_outputs
             snapshotter.take(
                 barrier,

@@ -255,24 +255,6 @@ def test_what_has_read_the_end_compares_nothing() -> None:
     assert consumer.channel.mark(7) == position_after(10)
 
 
-def test_what_has_read_the_end_is_ahead_of_who_makes_it_again() -> None:
-    """A savepoint has no positions: what goes on from it would count rows twice that are in the state and come again."""
-    consumer, covered = Consumer(), Consumer()
-    for one in (consumer, covered):
-        one.send(numbers(0, 10), EndOfData(), EndOfPartition())
-        one.take()
-        assert not one.channel.is_ahead
-    covered.channel.mark(6)
-    covered.channel.checkpoint_completed(6)  # with all that the producer has made
-    for one in (consumer, covered):
-        one.replace()
-        one.channel.mark(7)
-        one.channel.checkpoint_completed(7)
-        one.replace()
-    assert consumer.channel.is_ahead
-    assert not covered.channel.is_ahead
-
-
 def test_a_consumer_ahead_of_a_restored_producer_drops_what_is_in_its_snapshot() -> None:
     """In mode at-least-once rows from behind the barrier are in it."""
     consumer = Consumer()

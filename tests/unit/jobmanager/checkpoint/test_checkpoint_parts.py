@@ -278,7 +278,7 @@ def test_a_manifest_has_its_subtasks_in_order_and_a_savepoint_no_positions() -> 
         snapshot.outputs.add()
         snapshots.append((key, snapshot))
     order = wanted(7, (7,), snapshots=tuple(snapshots), finished=(AttemptKey("read", 0, 0),))
-    manifest = ManifestComposer("job", graph, 3, "1.0").compose(
+    manifest = ManifestComposer("job", graph, 3, "1.0", None).compose(
         order, [(AttemptKey("read", 0, 0), "src", ("a", "b"))], {}, now_ms=99
     )
     assert [(one.vertex, one.subtask_index, one.finished) for one in manifest.subtasks] == [
