@@ -180,7 +180,7 @@ class MapState(KeyedState):
 
     def contains(self, key: Any) -> bool:
         """Whether there is such an entry."""
-        return self._load(self._slot("contains"), self._key(key), is_read=False) is not ABSENT
+        return self._load(self._slot("contains"), self._key(key)) is not ABSENT
 
     def keys(self) -> list[Any]:
         """The keys of all entries, in an order that depends on the content alone."""
@@ -277,7 +277,7 @@ class MapState(KeyedState):
             stored = (stored, self._scope.now_ms)
         self._column.put(slot, self._key(key), stored)
 
-    def _load(self, slot: int, key: Any, *, is_read: bool = True) -> Any:
+    def _load(self, slot: int, key: Any) -> Any:
         stored = self._column.get(slot, key)
         if self._is_plain or stored is ABSENT:
             return stored
@@ -287,7 +287,7 @@ class MapState(KeyedState):
                 if not self._returns_expired:
                     self._column.remove(slot, key)
                     return ABSENT
-            elif is_read and self._reads_stamp and stamp_ms != self._scope.now_ms:
+            elif self._reads_stamp and stamp_ms != self._scope.now_ms:
                 self._column.put(slot, key, (stored, self._scope.now_ms))
         return self.codec.to_value(stored)
 

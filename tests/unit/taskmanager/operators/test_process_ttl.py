@@ -16,6 +16,8 @@ from tests.support.object_backend import ObjectBackend
 from tests.support.process_specs import rows, run_process
 
 LIFE = 100
+ASKS = -2
+"""What is asked for one entry, and reads no other."""
 UPDATES = ("write", "read_and_write")
 VISIBILITIES = ("never_return_expired", "return_if_not_cleaned_up")
 MATRIX = list(product(UPDATES, VISIBILITIES, (pa.int64(), ps.MSGPACK)))
@@ -33,7 +35,10 @@ class Living(ps.KeyedProcessFunction):
         self.sum = ps.ReducingState("sum", type_, total, ttl=ttl)
 
     def process(self, row: Any, ctx: ps.ProcessContext, out: ps.Collector) -> None:
-        if row.n < 0:
+        result: Any
+        if row.n == ASKS:
+            result = ["1" in self.entries, bool(self.entries), len(self.entries)]
+        elif row.n < 0:
             result = [self.value.value(), self.items.get(), self.entries.items(), self.sum.get()]
         else:
             self.value.update(row.n)
@@ -55,6 +60,15 @@ class Model:
             "entries": [],
             "sum": [],
         }
+
+    def asks(self, now: int) -> list[Any]:
+        cells = self.cells["entries"]
+        live = [cell for cell in cells if cell[1] + LIFE > now]
+        seen = len(cells if self.shows else live)
+        for cell in live:
+            if cell[0] == 1 and self.renews:
+                cell[1] = now
+        return [any(cell[0] == 1 for cell in (cells if self.shows else live)), seen > 0, seen]
 
     def _read(self, name: str, now: int) -> list[Any]:
         cells = self.cells[name]
@@ -85,7 +99,7 @@ class Model:
 
 
 @examples(15)
-@given(steps=st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 60)), max_size=12))
+@given(steps=st.lists(st.tuples(st.integers(ASKS, 3), st.integers(0, 60)), max_size=12))
 @pytest.mark.parametrize(("update", "visibility", "type_"), MATRIX)
 def test_every_policy(update: Any, visibility: Any, type_: Any, steps: list[Any]) -> None:
     ttl = ps.Ttl(LIFE, update=update, visibility=visibility)
@@ -98,7 +112,9 @@ def test_every_policy(update: Any, visibility: Any, type_: Any, steps: list[Any]
         harness.clock.time_ms = now
         harness.push(rows((1, n, 0)))
         (found,) = harness.take_rows()
-        if n < 0:
+        if n == ASKS:
+            assert found["text"] == repr(model.asks(now))
+        elif n < 0:
             assert found["text"] == repr(model.read(now))
         else:
             model.write(n, now)
