@@ -18,6 +18,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import structlog
 
@@ -74,6 +76,8 @@ class SourceOperator:
         self._reading: deque[tuple[Split, Reader]] = deque()
         """What is being read, the next first; at most one where splits end."""
         self._last: tuple[Split, Reader] | None = None
+        self._kept: npt.NDArray[np.int64] | None = None
+        """Which rows of those that were read last were handed out; None = all."""
         """What the batch handed out last came from."""
         self._bad: list[tuple[str, str, str]] = []
         self._next_discovery_at_ms: int | None = None
@@ -270,7 +274,8 @@ class SourceOperator:
         if read.num_rows == 0:
             return bad or NOTHING
         self._context.counters.records_in += read.num_rows
-        return (*bad, self._conform(read))
+        rows = self._conform(self._without_bad_nulls(read))
+        return (*bad, *self._take_bad_records(), rows)
 
     def _take_news(self) -> bool:
         has_news, self._has_news = self._has_news, False
@@ -282,6 +287,31 @@ class SourceOperator:
         reader = self._guard(lambda: checked_reader(self._name, self._source.open(split, position)))
         self._reading.append((split, reader))
         self._context.origins.start(split.id)
+
+    def _without_bad_nulls(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch without rows that are null where none may be, which are bad records."""
+        self._kept = None
+        if self._declared is self._schema or self._fails_at_bad_records:
+            return batch
+        found = {
+            field.name: batch.column(field.name)
+            for field in self._declared
+            if not field.nullable
+            and field.name in batch.schema.names
+            and batch.column(field.name).null_count
+        }
+        if not found:
+            return batch
+        is_bad = np.zeros(batch.num_rows, bool)
+        for name, column in found.items():
+            nulls = column.is_null().to_numpy(zero_copy_only=False)
+            for index in np.flatnonzero(nulls & ~is_bad).tolist():
+                where = self.position_of(batch.num_rows, index)
+                reason = f"a null in column {name!r}, which is declared as never null"
+                self._on_bad_record(where, row_text(batch, index), reason)
+            is_bad |= nulls
+        self._kept = np.flatnonzero(~is_bad)
+        return batch.take(pa.array(self._kept))
 
     def _conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         try:
@@ -311,6 +341,8 @@ class SourceOperator:
         whole = split.id.partition(PART_OF)[0]
         where = whole if self._spec.source.HasField("files") else f"split {whole!r}"
         first, last = (0, rows - 1) if index is None else (index, index)
+        if self._kept is not None and rows:
+            first, last = int(self._kept[first]), int(self._kept[last])
         try:
             numbers = reader.row_number(first), reader.row_number(last)
         except Exception as error:  # noqa: BLE001 - the failure to be described must not get lost
@@ -323,9 +355,12 @@ class SourceOperator:
             return f"{where}, {noun} {numbers[0]}"
         return f"{where}, {noun}s {numbers[0]} to {numbers[1]}"
 
+    @property
+    def _fails_at_bad_records(self) -> bool:
+        return self._spec.on_error.action == graph_pb2.ERROR_ACTION_FAIL
+
     def _on_bad_record(self, where: str, text: str, error: str) -> None:
-        action = self._spec.on_error.action
-        if action == graph_pb2.ERROR_ACTION_FAIL:
+        if self._fails_at_bad_records:
             raise BadRecord(
                 f"{where}: {error}",
                 operator=self._spec.name,
@@ -333,7 +368,7 @@ class SourceOperator:
                 position=where,
             )
         self._context.counters.bad_records += 1
-        if action == graph_pb2.ERROR_ACTION_SIDE_OUTPUT:
+        if self._spec.on_error.action == graph_pb2.ERROR_ACTION_SIDE_OUTPUT:
             self._bad.append((where, text, error))
 
     def _take_bad_records(self) -> tuple[SideOutput, ...]:

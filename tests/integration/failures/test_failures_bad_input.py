@@ -5,6 +5,7 @@ Method: jobs on a cluster of real daemons over files that are missing, unreadabl
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,35 @@ def test_a_null_that_is_declared_never_to_be(
     assert "a null in column 'a', which is declared as never null" in error
     assert f"nulls.{form}, " in error
     assert " 2" in error
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv", "json"])
+def test_a_null_that_is_declared_never_to_be_is_a_bad_record_of_its_row(
+    environment: MakeEnvironment, tmp_path: Path, form: str
+) -> None:
+    path = tmp_path / f"nulls.{form}"
+    rows = [(1, 1), (None, 2), (3, None), (4, 4)]
+    if form == "parquet":
+        pq.write_table(pa.table({"a": [a for a, _ in rows], "b": [b for _, b in rows]}), path)
+    elif form == "csv":
+        path.write_text("a,b\n1,1\n,2\n3,\n4,4\n")
+    else:
+        path.write_text("".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in rows))
+    never_null = pa.schema([field.with_nullable(False) for field in NUMBERS])
+    env = environment()
+    numbers = read(env, form, path, schema=never_null).on_error("bad")
+    bad, good = numbers.side_output("bad").collect(), numbers.collect()
+    env.execute()
+    assert [(row.a, row.b) for row in good] == [(1, 1), (4, 4)]
+    first = 3 if form == "csv" else 2
+    assert [row.where[-2:] for row in bad] == [f" {first}", f" {first + 1}"]
+    assert ["'a'" in row.error for row in bad] == [True, False]
+    env = environment()
+    numbers = read(env, form, path, schema=never_null).on_error("skip")
+    numbers.map(lambda row: {"n": row.b // (row.a - 4)}, schema={"n": "int64"}).discard()
+    assert failure_of(env).position.endswith(f" {first + 2}"), (
+        "rows behind them are where they were"
+    )
 
 
 def test_a_null_of_a_generator_that_is_declared_never_to_be(environment: MakeEnvironment) -> None:
