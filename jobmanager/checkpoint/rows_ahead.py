@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from jobmanager.graph.deployment import producers_of
+from jobmanager.graph.deployment import channels_of
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
 from penstock.pb import checkpoint_pb2
@@ -45,27 +45,18 @@ def rows_ahead(
         for subtask, snapshot in snapshots.items()
         for output in snapshot.outputs
     }
+    read = {
+        (subtask, one.edge_id, one.index): one.rows
+        for subtask, snapshot in snapshots.items()
+        for one in snapshot.inputs
+    }
     found: dict[str, str] = {}
-    for edge in plan.edges:
-        if edge.is_persisted:
-            continue
-        producers = plan.vertex(edge.source).parallelism
-        consumers = plan.vertex(edge.target).parallelism
-        for index in range(consumers):
-            consumer = SubtaskId(edge.target, index)
-            inputs = snapshots[consumer].inputs if consumer in snapshots else ()
-            read = {one.index: one.rows for one in inputs if one.edge_id == edge.id}
-            if not read:
-                continue
-            for number, subpartition in producers_of(
-                edge.partitioning, producers, consumers, index
-            ):
-                producer = SubtaskId(edge.source, number)
-                has_ended = producer in snapshots and snapshots[producer].finished
-                rows, again = read.get(number, 0), made.get((producer, edge.id, subpartition), 0)
-                if rows > again and not has_ended:
-                    found[edge.id] = (
-                        f"{consumer} has read {rows} rows of {producer}, which has made {again} of them again after a "
-                        "failure"
-                    )
+    for edge, consumer, producer, subpartition in channels_of(plan):
+        rows = read.get((consumer, edge.id, producer.subtask_index), 0)
+        again = made.get((producer, edge.id, subpartition), 0)
+        has_ended = producer in snapshots and snapshots[producer].finished
+        if rows > again and not has_ended:
+            found[edge.id] = (
+                f"{consumer} has read {rows} rows of {producer}, which has made {again} of them again after a failure"
+            )
     return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from jobmanager.graph.execution_attempt import (
     AttemptKey,
@@ -20,7 +20,7 @@ from jobmanager.graph.execution_attempt import (
     SubtaskId,
 )
 from jobmanager.graph.execution_graph import ExecutionGraph
-from jobmanager.graph.job_plan import EdgePlan, Exchange, Partitioning
+from jobmanager.graph.job_plan import EdgePlan, Exchange, JobPlan, Partitioning
 
 _CACHING = frozenset({Exchange.CACHING, Exchange.CACHING_MEMORY})
 
@@ -107,6 +107,42 @@ def producers_of(
                 _first(consumer_index + 1, consumers, producers),
             )
             return [(producer, 0) for producer in group]
+
+
+class Channel(NamedTuple):
+    """What a consumer reads of one of its producers.
+
+    Attributes:
+        subpartition: of the producer's.
+    """
+
+    edge: EdgePlan
+    consumer: SubtaskId
+    producer: SubtaskId
+    subpartition: int
+
+
+def channels_of(plan: JobPlan) -> Iterator[Channel]:
+    """All channels of a job, consumer by consumer; nobody in the job reads what outlives it.
+
+    Example: two consumers of two producers, each with one of its own.
+        >>> from jobmanager.graph.job_plan import VertexPlan
+        >>> edge = EdgePlan("e", "a", "b", Partitioning.FORWARD)
+        >>> plan = JobPlan((VertexPlan("a", 2), VertexPlan("b", 2)), (edge,))
+        >>> [f"{channel.producer} -> {channel.consumer}" for channel in channels_of(plan)]
+        ['a/0 -> b/0', 'a/1 -> b/1']
+    """
+    for edge in plan.edges:
+        if edge.is_persisted:
+            continue
+        producers = plan.vertex(edge.source).parallelism
+        consumers = plan.vertex(edge.target).parallelism
+        for index in range(consumers):
+            consumer = SubtaskId(edge.target, index)
+            for producer, subpartition in producers_of(
+                edge.partitioning, producers, consumers, index
+            ):
+                yield Channel(edge, consumer, SubtaskId(edge.source, producer), subpartition)
 
 
 def subpartition_count(

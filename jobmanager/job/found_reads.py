@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from jobmanager.graph.deployment import producers_of
+from jobmanager.graph.deployment import channels_of
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
 from jobmanager.graph.job_plan import Exchange, JobPlan
 from jobmanager.messages import job_events
@@ -128,18 +128,11 @@ def _readings(
 ) -> Iterator[tuple[str, Exchange, job_events.FoundAttempt, SubtaskId]]:
     """Edge, what becomes of its rows, an attempt that reads it, and a producer; what has finished may have read
     other rows than there are now from blocking exchanges only."""
-    for edge in plan.edges:
-        if edge.is_persisted:
-            continue
-        producers = plan.vertex(edge.source).parallelism
-        consumers = plan.vertex(edge.target).parallelism
-        for index in range(consumers):
-            reader = newest.get(SubtaskId(edge.target, index))
-            has_finished = reader is not None and reader.state is AttemptState.FINISHED
-            if reader is None or (has_finished and edge.exchange is not Exchange.BLOCKING):
-                continue
-            for producer, _ in producers_of(edge.partitioning, producers, consumers, index):
-                yield edge.id, edge.exchange, reader, SubtaskId(edge.source, producer)
+    for edge, consumer, producer, _ in channels_of(plan):
+        reader = newest.get(consumer)
+        has_finished = reader is not None and reader.state is AttemptState.FINISHED
+        if reader is not None and not (has_finished and edge.exchange is not Exchange.BLOCKING):
+            yield edge.id, edge.exchange, reader, producer
 
 
 def _is_newer_read(reader: job_events.FoundAttempt, edge_id: str, counts: AttemptKey) -> bool:

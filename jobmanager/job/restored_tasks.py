@@ -17,7 +17,7 @@ from jobmanager.checkpoint.restored_checkpoint import (
 from jobmanager.checkpoint.restored_operators import restored_operators
 from jobmanager.checkpoint.snapshot_convert import last_state_of
 from jobmanager.checkpoint.stored_operators import StoredOperators
-from jobmanager.graph.deployment import producers_of
+from jobmanager.graph.deployment import channels_of
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.rpc.graph_convert import plan_of
@@ -155,23 +155,18 @@ def _ends_of_finished(
 
     They had finished because their consumers had read everything: what these had taken was all.
     """
+    read = {
+        (subtask, one.edge_id, one.index): one.rows
+        for subtask, snapshot in snapshots.items()
+        for one in snapshot.inputs
+    }
     ends: dict[SubtaskId, list[checkpoint_pb2.ChannelPosition]] = {}
-    for edge in plan.edges:
-        producers = plan.vertex(edge.source).parallelism
-        consumers = plan.vertex(edge.target).parallelism
-        for index in range(consumers):
-            snapshot = snapshots.get(SubtaskId(edge.target, index))
-            reads = snapshot.inputs if snapshot is not None else ()
-            rows = {read.index: read.rows for read in reads if read.edge_id == edge.id}
-            for producer, subpartition in producers_of(
-                edge.partitioning, producers, consumers, index
-            ):
-                if producer in rows:
-                    ends.setdefault(SubtaskId(edge.source, producer), []).append(
-                        checkpoint_pb2.ChannelPosition(
-                            edge_id=edge.id, index=subpartition, rows=rows[producer]
-                        )
-                    )
+    for edge, consumer, producer, subpartition in channels_of(plan):
+        rows = read.get((consumer, edge.id, producer.subtask_index))
+        if rows is not None:
+            ends.setdefault(producer, []).append(
+                checkpoint_pb2.ChannelPosition(edge_id=edge.id, index=subpartition, rows=rows)
+            )
     return {
         subtask: own
         for subtask, own in ends.items()

@@ -76,9 +76,9 @@ class SourceOperator:
         self._reading: deque[tuple[Split, Reader]] = deque()
         """What is being read, the next first; at most one where splits end."""
         self._last: tuple[Split, Reader] | None = None
+        """What the batch handed out last came from."""
         self._kept: npt.NDArray[np.int64] | None = None
         """Which rows of those that were read last were handed out; None = all."""
-        """What the batch handed out last came from."""
         self._bad: list[tuple[str, str, str]] = []
         self._next_discovery_at_ms: int | None = None
         self._listed: frozenset[str] | None = None
@@ -243,6 +243,7 @@ class SourceOperator:
 
     def _read(self, split: Split, reader: Reader) -> Iterable[OperatorOutput] | None:
         """The next rows of a split, or None when it has none for now."""
+        self._kept = None
         origins = self._context.origins
         origins.current = split.id
         # What was read before has gone through the chain by now.
@@ -274,8 +275,9 @@ class SourceOperator:
         if read.num_rows == 0:
             return bad or NOTHING
         self._context.counters.records_in += read.num_rows
-        rows = self._conform(self._without_bad_nulls(read))
-        return (*bad, *self._take_bad_records(), rows)
+        good = self._without_bad_nulls(read)
+        bad += self._take_bad_records()
+        return (*bad, self._conform(good)) if good.num_rows else bad
 
     def _take_news(self) -> bool:
         has_news, self._has_news = self._has_news, False
@@ -290,7 +292,6 @@ class SourceOperator:
 
     def _without_bad_nulls(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch without rows that are null where none may be, which are bad records."""
-        self._kept = None
         if self._declared is self._schema or self._fails_at_bad_records:
             return batch
         found = {

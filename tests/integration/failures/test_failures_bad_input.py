@@ -156,24 +156,32 @@ def test_a_null_that_is_declared_never_to_be(
     assert " 2" in error
 
 
+def write_numbers(path: Path, rows: list[tuple[int | None, int | None]]) -> None:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist([{"a": a, "b": b} for a, b in rows], NUMBERS), path)
+    elif path.suffix == ".csv":
+        texts = [["" if n is None else str(n) for n in row] for row in rows]
+        path.write_text("".join(",".join(row) + "\n" for row in [["a", "b"], *texts]))
+    else:
+        path.write_text("".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in rows))
+
+
 @pytest.mark.parametrize("form", ["parquet", "csv", "json"])
 def test_a_null_that_is_declared_never_to_be_is_a_bad_record_of_its_row(
     environment: MakeEnvironment, tmp_path: Path, form: str
 ) -> None:
-    path = tmp_path / f"nulls.{form}"
-    rows = [(1, 1), (None, 2), (3, None), (4, 4)]
-    if form == "parquet":
-        pq.write_table(pa.table({"a": [a for a, _ in rows], "b": [b for _, b in rows]}), path)
-    elif form == "csv":
-        path.write_text("a,b\n1,1\n,2\n3,\n4,4\n")
-    else:
-        path.write_text("".join(json.dumps({"a": a, "b": b}) + "\n" for a, b in rows))
+    path, only_bad = tmp_path / f"nulls.{form}", tmp_path / f"only.{form}"
+    write_numbers(path, [(1, 1), (None, 2), (3, None), (4, 4)])
+    write_numbers(only_bad, [(None, 2), (None, None)])
     never_null = pa.schema([field.with_nullable(False) for field in NUMBERS])
     env = environment()
     numbers = read(env, form, path, schema=never_null).on_error("bad")
     bad, good = numbers.side_output("bad").collect(), numbers.collect()
+    none = read(env, form, only_bad, schema=never_null).on_error("skip")
+    counted = none.key_by("a").aggregate(n=ps.count()).collect()
     env.execute()
     assert [(row.a, row.b) for row in good] == [(1, 1), (4, 4)]
+    assert not list(counted)
     first = 3 if form == "csv" else 2
     assert [row.where[-2:] for row in bad] == [f" {first}", f" {first + 1}"]
     assert ["'a'" in row.error for row in bad] == [True, False]
