@@ -1,7 +1,7 @@
 """The built-in aggregates one value at a time, for ``AggregatingState``.
 
 Semantics are those of the aggregates of windows: None is skipped, an aggregate of nothing but None is
-None, a count of them 0; ``min`` and ``max`` give NaN only where there is nothing else.
+None, a count of them 0, a list of them empty; ``min`` and ``max`` give NaN only where there is nothing else.
 """
 
 from __future__ import annotations
@@ -104,10 +104,6 @@ def _collect(held: list[Any], value: Any) -> list[Any]:
     return held
 
 
-def _list_result(held: list[Any]) -> list[Any] | None:
-    return held or None
-
-
 BUILT_IN_ACCUMULATORS: dict[str, BuiltInAccumulator] = {
     "count": BuiltInAccumulator(int, _count, _as_it_is),
     "sum": BuiltInAccumulator(_nothing, _sum, _as_it_is),
@@ -117,5 +113,5 @@ BUILT_IN_ACCUMULATORS: dict[str, BuiltInAccumulator] = {
     "first": BuiltInAccumulator(_nothing, _first, _as_it_is),
     "last": BuiltInAccumulator(_nothing, _last, _as_it_is),
     "count_distinct": BuiltInAccumulator(set, _distinct, len),
-    "collect_list": BuiltInAccumulator(list, _collect, _list_result),
+    "collect_list": BuiltInAccumulator(list, _collect, _as_it_is),
 }

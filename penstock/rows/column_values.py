@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -69,6 +69,11 @@ def decode(array: pa.Array) -> list[Any]:
     if pt.is_nested(kind) or pt.is_time(kind):
         return list(_cast(array, _python_precision(kind)).to_pylist())
     return list(array.to_pylist())
+
+
+def without_scalars(values: Iterable[Any]) -> list[Any]:
+    """Python values, of Arrow's scalars those that they hold: what iterating over an array gives."""
+    return [value.as_py() if isinstance(value, pa.Scalar) else value for value in values]
 
 
 def is_never_changed(kind: pa.DataType) -> bool:

@@ -13,18 +13,19 @@ stream, in ``process_broadcast``) every access is an error that says so.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final, Literal, NoReturn, Self
 
 import pyarrow as pa
-import pyarrow.types as pt
 from typing_extensions import override
 
 from penstock.errors import ExpressionError, JobRejected
 from penstock.expressions import data_type
-from penstock.rows.column_values import decode, short_repr
+from penstock.rows.column_values import decode, short_repr, without_scalars
+from penstock.rows.conforming import conformed_column
 from penstock.storage.codec import StateCodec, StateError, codec_of
 from penstock.storage.codec_migration import check_fields
 from penstock.units import duration_ms
@@ -321,17 +322,11 @@ class KeyedState(State):
             StateError: there are not as many values as keys, or a value would be cut.
         """
         slots = self._slots(keys, method)
-        if isinstance(values, pa.ChunkedArray):
-            values = values.combine_chunks()
-        is_plain_list = isinstance(values, list | tuple) and _is_cut_by_arrow(type_)
-        if not isinstance(values, pa.Array) and not is_plain_list:
-            values = pa.array(values, type_)
+        try:
+            values = _python_values(values, pa.field(self.name, type_) if type_ else None)
+        except ValueError as error:
+            raise StateError(f"state {self.name!r}: {method}(): {error}") from error
         self._check_counts(len(slots), len(values), method)
-        if isinstance(values, pa.Array):
-            try:
-                values = decode(values)
-            except ValueError as error:
-                raise StateError(f"state {self.name!r}: {method}(): {error}") from error
         return list(zip(slots, values, strict=True))
 
     def _check_counts(self, keys: int, values: int, method: str) -> None:
@@ -350,9 +345,25 @@ class KeyedState(State):
         return pa.array(values, type_)
 
 
-def _is_cut_by_arrow(type_: pa.DataType | None) -> bool:
-    """Arrays of the type that are made of Python values may lose digits of times, as states never do."""
-    return type_ is not None and (pt.is_temporal(type_) or pt.is_nested(type_))
+def _python_values(values: Any, field: pa.Field | None) -> list[Any]:
+    """What a function puts into the state of many keys, as Python values: none is cut before its codec sees it.
+
+    Args:
+        values: an Arrow array, a list, or columns of other libraries.
+        field: name of the state and type of the values, None where they have none.
+
+    Raises:
+        ValueError: they are no values in an order, or one does not fit.
+    """
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        whole = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+        return decode(whole)
+    if hasattr(values, "__array__"):
+        column = pa.array(values)
+        return decode(column if field is None else conformed_column(column, field))
+    if isinstance(values, str | bytes | Mapping | AbstractSet) or not isinstance(values, Iterable):
+        raise ValueError(f"it takes a value for each key, in order, got {short_repr(values)}")  # noqa: TRY004 - as above
+    return without_scalars(values)
 
 
 def codec_for(type_: Any, codec: str | None, where: str) -> StateCodec:

@@ -10,13 +10,14 @@ import decimal
 import math
 import struct
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
 from typing_extensions import override
 
-from penstock.rows.column_values import decode
+from penstock.rows.column_values import decode, short_repr, without_scalars
 from penstock.storage.codec import (
     ARROW_PREFIX,
     ARROW_SUFFIX,
@@ -67,6 +68,31 @@ def plain_codec(type_: pa.DataType, name: str = "") -> PlainCodec:
     from penstock.storage.time_codecs import TimeCodec
 
     return TimeCodec(type_, name)
+
+
+def exact_array(values: Iterable[object], type_: pa.DataType) -> pa.Array:
+    """Python values as an array of a type that is not nested: none is cut, as Arrow would.
+
+    Raises:
+        ValueError: one is no value of the type.
+
+    Example: 1.5 is not 1.
+        >>> exact_array([1, None], pa.int8()).to_pylist()
+        [1, None]
+        >>> exact_array([1.5], pa.int8())
+        Traceback (most recent call last):
+        ValueError: 1.5 is no int8
+    """
+    if pt.is_null(type_):
+        return pa.array(list(values), type_)
+    codec, stored = plain_codec(type_), []
+    for value in without_scalars(values):
+        try:
+            stored.append(codec.to_stored(value))
+        except ValueError as error:
+            reason = f", {error}" if str(error) else ""
+            raise ValueError(f"{short_repr(value)} is no {type_}{reason}") from error
+    return codec.column(stored)
 
 
 class PlainCodec(StateCodec):

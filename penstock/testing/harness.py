@@ -16,6 +16,7 @@ from penstock.loops.declaration import uncompiled
 from penstock.rows.column_values import ValueMismatch
 from penstock.rows.conforming import conformed
 from penstock.rows.schema import EVENT_TIME, user_batch
+from penstock.storage.arrow_codecs import exact_array
 from penstock.streams.windows import Window
 from penstock.testing.pipeline import (
     INPUT_UIDS,
@@ -379,8 +380,8 @@ class Harness:
 
 def _times(values: Sequence[Any]) -> pa.Array:
     try:
-        return pa.array(values, pa.int64())
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        return exact_array(values, pa.int64())
+    except ValueError as error:
         raise JobRejected(f"push: event times are milliseconds, as integers: {error}") from error
 
 

@@ -17,6 +17,7 @@ from penstock.state.declarations import (
     OperatorListState,
     ValueState,
 )
+from penstock.storage.arrow_codecs import exact_array
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import owners
 from taskmanager.kernels import encode_keys, hash_columns
@@ -148,8 +149,8 @@ def _key_batch(holder: StatefulOperator, spec: graph_pb2.Operator, key: Any) -> 
 def _scalar(columns: KeyColumns, index: int, value: Any) -> pa.Array:
     name, kind = columns.names[index], columns.types[index]
     try:
-        return pa.array([value], kind)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+        return exact_array([value], kind)
+    except ValueError as error:
         raise JobRejected(
             f"key={value!r} does not fit the key column {name!r}, which is {kind}: {error}"
         ) from error

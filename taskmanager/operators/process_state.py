@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from penstock.errors import JobRejected, Unrecoverable
 from penstock.processing.process_functions import ProcessKindInfo
 from penstock.rows.column_values import short_repr
+from penstock.rows.conforming import conformed_column
 from penstock.state.declarations import (
     BroadcastState,
     KeyedState,
@@ -22,6 +23,7 @@ from penstock.state.declarations import (
     bind_attribute,
     check_states,
 )
+from penstock.storage.arrow_codecs import exact_array
 from penstock.storage.codec import Stamped, StateError
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array, key_array
@@ -256,12 +258,12 @@ class BatchKeys:
         return found
 
     def _found(self, keys: pa.Array) -> Sequence[int]:
-        if isinstance(keys, pa.ChunkedArray):
-            keys = keys.combine_chunks()
-        if not isinstance(keys, pa.Array):
-            keys = pa.array(keys, self._keys.type)
-        if keys.type != self._keys.type:
-            keys = keys.cast(self._keys.type)
+        try:
+            keys = _as_keys(keys, self._keys.type)
+        except (ValueError, TypeError, LookupError) as error:
+            raise StateError(
+                f"got keys {short_repr(keys)}, and those of this batch are {self._keys.type}: {error}"
+            ) from error
         if pa.types.is_struct(keys.type):
             return self._slots_of_structs(keys)
         positions = pc.index_in(key_array(keys), value_set=self._keys)
@@ -289,6 +291,25 @@ class BatchKeys:
             f"the key {keys[index].as_py()!r} is not among the keys of this batch: only their state is in "
             "reach"
         )
+
+
+def _as_keys(keys: Any, type_: pa.DataType) -> pa.Array:
+    """What a function gives as keys, as an array of their type; none is cut, so that it would be another."""
+    if isinstance(keys, pa.ChunkedArray):
+        keys = keys.combine_chunks()
+    elif not isinstance(keys, pa.Array) and hasattr(keys, "__array__"):
+        keys = pa.array(keys)
+    if isinstance(keys, pa.Array):
+        if keys.type == type_:
+            return keys
+        if pa.types.is_struct(type_):
+            return keys.cast(type_)
+        return conformed_column(keys, pa.field("key", type_))
+    if pa.types.is_struct(type_):
+        found = list(keys)
+        columns = [exact_array([key[field.name] for key in found], field.type) for field in type_]
+        return pa.StructArray.from_arrays(columns, fields=list(type_))
+    return exact_array(keys, type_)
 
 
 def _bytes_of(keys: pa.StructArray) -> list[bytes]:

@@ -196,7 +196,7 @@ def test_built_in_aggregates(name: str, values: list[Any], expected: Any) -> Non
     function = BUILT_IN_ACCUMULATORS[name]
     held = function.create_accumulator()
     empty = function.result(function.add(held, None))
-    assert empty == (0 if name.startswith("count") else None)
+    assert empty == {"count": 0, "count_distinct": 0, "collect_list": []}.get(name)
     held = function.create_accumulator()
     for value in values:
         held = function.add(held, value)

@@ -267,6 +267,7 @@ def test_what_cannot_run_is_refused_at_once(make: Callable[[], object], message:
             lambda h: h.push({"user": "a", "n": 1}, event_time="noon"),
             "event times are milliseconds",
         ),
+        (lambda h: h.push({"user": "a", "n": 1}, 1.5), "1.5 is no int64"),
         (lambda h: h.push_many([{"user": "a", "n": 1}], [1, 2]), "2 event times for 1 rows"),
         (lambda h: h.push_many(pa.table({"user": ["a"]})), "the batch has"),
         (lambda h: h.push_many([{"user": "a", "n": 1}], "at"), "no column 'at'"),

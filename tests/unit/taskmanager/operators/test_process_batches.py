@@ -205,6 +205,63 @@ def test_python_values_are_not_cut_either(given: Any, type_: pa.DataType, messag
         run_process(Mapped([given], type_)).push(rows((1, 5, 0)))
 
 
+class Texts(ps.AggregateFunction):
+    """What it was given, as text."""
+
+    def create_accumulator(self) -> str:
+        return ""
+
+    def add(self, accumulator: str, value: Any) -> str:
+        return f"{accumulator}{value!r};"
+
+    def merge(self, accumulator: str, other: str) -> str:
+        return accumulator + other
+
+    def result(self, accumulator: str) -> str:
+        return accumulator
+
+
+class Adding(ps.KeyedBatchFunction):
+    """Puts values into states without a type, many at once."""
+
+    given = ps.AggregatingState("given", Texts())
+    plain = ps.ValueState("plain")
+
+    def process_batch(self, keys: pa.Array, batch: pa.RecordBatch, out: ps.BatchCollector) -> None:
+        self.given.add_many(keys, [1, 2.5, {"a": 1}, {"b": (2,)}])
+        self.given.add_many(keys.slice(0, 1), iter([None]))
+        self.plain.put_many(keys, [1, {"a"}, "b", None])
+        out.emit(pa.record_batch([keys, self.given.get_many(keys)], ["user", "text"]))
+
+
+def test_values_of_no_type_are_added_as_they_are() -> None:
+    harness = run_process(Adding())
+    harness.push(rows((1, 0, 0), (2, 0, 0), (1, 0, 0), (2, 0, 0)))
+    texts = {row["user"]: row["text"] for row in harness.rows()}
+    assert texts == {1: "1;{'a': 1};None;", 2: "2.5;{'b': (2,)};"}
+
+
+def test_what_iterating_gives_is_taken_for_keys_and_values() -> None:
+    def work(s: Any, keys: pa.Array, batch: pa.RecordBatch) -> Any:
+        s.number.put_many(list(keys), list(pa.array([5, None])))
+        return map(str, s.number.get_many(np.array([2, 1])).to_pylist())
+
+    assert step(work, rows((1, 0, 0), (2, 0, 0))) == ["None", "5"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ([{"user": 1, "n": 5.5}], "5.5 is no int64"),
+        ([(1, 5)], "tuple indices"),
+        ([{"user": 1}], "'n'"),
+    ],
+)
+def test_keys_of_several_columns_are_not_cut(asked: list[Any], message: str) -> None:
+    with pytest.raises(TaskFailure, match=message):
+        step(lambda s, k, b: s.number.get_many(asked), rows((1, 5, 0)), keys=("user", "n"))
+
+
 def test_keys_of_several_columns_are_structs() -> None:
     def work(s: Any, keys: pa.Array, batch: pa.RecordBatch) -> Any:
         assert keys.type.names == ["user", "n"]
@@ -221,7 +278,19 @@ def test_keys_of_several_columns_are_structs() -> None:
         (lambda s, k, b: s.number.get_many(pa.array([99])), "the key 99 is not among the keys"),
         (lambda s, k, b: s.plain.get_many(k), r"'plain': get_many\(\) gives an Arrow array"),
         (lambda s, k, b: s.number.put_many(k, pa.array([1, 2])), "got 1 keys and 2 values"),
+        (lambda s, k, b: s.number.get_many([1.5]), r"got keys \[1.5\], .* 1.5 is no int64"),
+        (lambda s, k, b: s.number.get_many(np.array([1.5])), "without loss: Float value 1.5"),
+        (lambda s, k, b: s.number.get_many(1), "got keys 1, and those of this batch are int64"),
         (lambda s, k, b: s.number.put_many(k, pa.array(["x"])), r"holds int64, got 'x'"),
+        (lambda s, k, b: s.number.put_many(k, [1.5]), r"holds int64, got 1.5 \(float\)"),
+        (lambda s, k, b: s.number.put_many(k, iter([True])), r"holds int64, got True"),
+        (lambda s, k, b: s.number.put_many(k, np.array([1.5])), "without loss: Float value 1.5"),
+        (
+            lambda s, k, b: s.number.put_many(k, {1: 5}),
+            r"a value for each key, in order, got {1: 5}",
+        ),
+        (lambda s, k, b: s.number.put_many(k, 5), r"a value for each key, in order, got 5"),
+        (lambda s, k, b: s.sums.add_many(k, [1.5]), r"holds int64, got 1.5 \(float\)"),
         (
             lambda s, k, b: s.log.put_many(k, ["ab"]),
             r"put_many\(\) takes a list of items, got 'ab'",
