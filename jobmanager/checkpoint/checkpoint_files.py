@@ -62,8 +62,11 @@ class CheckpointFiles:
 
     def stray(self, references: Iterable[StoredReference]) -> None:
         """Deletes what only an ack that is dropped has uploaded."""
-        paths = dict.fromkeys(reference.location.path for reference in references)
-        self._discard(path for path in paths if not self._uses.in_use(path))
+        self.forget(reference.location.path for reference in references)
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """Deletes those of the paths that nothing holds."""
+        self._discard(path for path in dict.fromkeys(paths) if not self._uses.in_use(path))
 
     def plan(self, claims: Iterable[Claim]) -> RegisteredFiles:
         """What a checkpoint of these claims is to be registered with; changes nothing.

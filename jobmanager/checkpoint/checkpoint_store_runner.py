@@ -16,8 +16,6 @@ import threading
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
 
-import structlog
-
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_deletions_runner import CheckpointDeletionsRunner
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
@@ -93,7 +91,6 @@ class CheckpointStoreRunner:
         self._storing: tuple[int, HeadClaim] | None = None
         self._given_up = 0
         """Checkpoints up to this one are not stored any more by calls that have not begun."""
-        self._log = structlog.get_logger(__name__).bind(job_id=job_id)
 
     @property
     def started_from(self) -> checkpoint_pb2.StartedFrom | None:
@@ -154,14 +151,8 @@ class CheckpointStoreRunner:
         except (StoreNotFound, StoreCorrupt) as error:
             raise self._heads.unusable(error) from error
         except StoreTransient as error:
-            self._remove_quietly(path)
-            self._remove_quietly(self._done_splits.path(wanted.checkpoint_id))
-            return c.CheckpointNotStored(
-                wanted.checkpoint_id,
-                str(error),
-                self._now_ms(),
-                isinstance(error, StoreFull) and isinstance(self._store, MemoryStore),
-            )
+            is_too_large = isinstance(error, StoreFull) and isinstance(self._store, MemoryStore)
+            return self._not_stored(wanted.checkpoint_id, str(error), is_too_large=is_too_large)
         return self._stored(wanted.checkpoint_id, path, done)
 
     def _note_done(self, checkpoint_id: int, done: tuple[c.SourceDone, ...]) -> None:
@@ -227,8 +218,18 @@ class CheckpointStoreRunner:
                 with self._turns:
                     done = self._done_by_checkpoint[checkpoint_id]
                 return self._stored(checkpoint_id, retained.manifest_path, done)
+        return self._not_stored(checkpoint_id, "the store did not answer, and has not stored it")
+
+    def _not_stored(
+        self, checkpoint_id: int, error: str, *, is_too_large: bool = False
+    ) -> c.CheckpointNotStored:
+        written = (
+            manifest_path(checkpoint_id, self._leader_epoch),
+            self._done_splits.path(checkpoint_id),
+        )
+        left = self._store.delete_many(written)
         return c.CheckpointNotStored(
-            checkpoint_id, "the store did not answer, and has not stored it", self._now_ms()
+            checkpoint_id, error, self._now_ms(), is_too_large, tuple(left)
         )
 
     def reserve_ids(self) -> int:
@@ -281,10 +282,3 @@ class CheckpointStoreRunner:
         manifest = self._manifests.compose(wanted, done_splits, last_states, self._now_ms())
         self._done_splits.seal(manifest, done_before)
         return manifest
-
-    def _remove_quietly(self, path: str) -> None:
-        """What is left after a failure is an orphan that the next ``prepare`` sweeps."""
-        try:
-            self._store.delete(path)
-        except StoreTransient as error:
-            self._log.warning("checkpoint.not_removed", path=path, reason=str(error))

@@ -95,6 +95,7 @@ class CheckpointStores:
         too_large = event.is_too_large
         reason = c.AbortReason.TOO_LARGE if too_large else c.AbortReason.STORE_FAILED
         self._ends.abort(pending, reason, event.error)
+        self._files.forget(event.left)
         return True
 
     def take_unknown(self, event: c.StoreOutcomeUnknown) -> bool:

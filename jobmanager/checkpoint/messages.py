@@ -218,12 +218,17 @@ class CheckpointStored:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNotStored:
-    """``StoreCheckpoint`` has failed and changed nothing."""
+    """``StoreCheckpoint`` has failed and changed nothing.
+
+    Attributes:
+        left: objects of it that may be there, that nothing names, and that could not be deleted now.
+    """
 
     checkpoint_id: int
     error: str
     now_ms: int
     is_too_large: bool = False
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

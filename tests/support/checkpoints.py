@@ -145,10 +145,12 @@ class Driver:
         )
 
     def not_stored(
-        self, checkpoint_id: int, *, too_large: bool = False
+        self, checkpoint_id: int, *, too_large: bool = False, left: tuple[str, ...] = ()
     ) -> list[c.CoordinatorEffect]:
         """The store has failed."""
-        return self.step(c.CheckpointNotStored(checkpoint_id, "disk full", self.now_ms, too_large))
+        return self.step(
+            c.CheckpointNotStored(checkpoint_id, "disk full", self.now_ms, too_large, left)
+        )
 
     def deleted(self, *left: str) -> list[c.CoordinatorEffect]:
         """A deletion has come to its end."""

@@ -285,7 +285,8 @@ def test_a_deposed_leader_adds_nothing(tmp_path: Path) -> None:
 
 
 class _Failing(MemoryStore):
-    """Writes fail while ``broken`` is set: puts, or swaps that nobody knows the outcome of."""
+    """Writes fail while ``broken`` is set: puts, swaps that nobody knows the outcome of, or swaps that are not
+    made and deletions."""
 
     broken = ""
 
@@ -303,10 +304,18 @@ class _Failing(MemoryStore):
 
     @override
     def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
+        if self.broken == "all":
+            raise StoreTransient("no answer")
         swapped = super().compare_and_swap(path, expected, new)
         if self.broken == "swap":
             raise StoreTransient("no answer")
         return swapped
+
+    @override
+    def delete(self, path: str) -> None:
+        if self.broken == "all":
+            raise StoreTransient("no answer")
+        super().delete(path)
 
 
 class _LateListing(MemoryStore):
@@ -455,6 +464,28 @@ def test_a_claim_that_was_given_up_on_does_not_say_what_became_of_a_later_checkp
             late.result(DEADLINE_S)
     one.give_up(1)  # the answer of the store was lost, say
     assert isinstance(one.settle(1), c.CheckpointStored)
+
+
+def test_the_manifest_of_what_is_not_stored_goes_or_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it lies there until the job begins again, which may be never."""
+    monkeypatch.setattr(claimed_head_store, "_SWAP_PAUSE_S", 0)
+    store = _Failing(100_000)
+    one = runner(store)
+    one.starts.prepare()
+    files(store)
+    written = "chk-1/manifest-1"
+    store.broken = "all"
+    failed = one.store(wanted(1))
+    assert isinstance(failed, c.CheckpointNotStored)
+    assert written in failed.left
+    assert store.sizes([written])
+    store.broken = ""
+    settled = one.settle(1)
+    assert isinstance(settled, c.CheckpointNotStored)
+    assert settled.left == ()
+    assert not store.sizes([written])
 
 
 def test_failures_of_the_store_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,10 +122,10 @@ def test_not_stored_aborts_and_deletes_uploads(too_large: bool) -> None:
     driver = Driver(ONE_TASK)
     one = driver.trigger()
     driver.ack(one, SOURCE, private("chk-1/p"))
-    effects = driver.not_stored(one, too_large=too_large)
+    effects = driver.not_stored(one, too_large=too_large, left=("chk-1/manifest-1",))
     reason = c.AbortReason.TOO_LARGE if too_large else c.AbortReason.STORE_FAILED
     assert reasons(effects) == [(one, reason)]
-    assert deletions(effects) == {"chk-1/p"}
+    assert deletions(effects) == {"chk-1/p", "chk-1/manifest-1"}
     [answer] = of_type(effects, c.AnswerRequest)
     assert (answer.refused, answer.detail) == (c.RequestRefused.ABORTED, "disk full")
     assert driver.machine.latest_completed is None
