@@ -65,7 +65,7 @@ def partition_type(values: Sequence[str | None]) -> pa.DataType:
     if not present or not all(map(_INTEGER.fullmatch, present)):
         return pa.string()
     numbers = {int(value) for value in present}
-    largest = max(map(abs, numbers))
+    largest = max(~number if number < 0 else number for number in numbers)
     if len(numbers) < len(present) or largest > _INT64_MAX:
         return pa.string()
     return pa.int32() if largest <= _INT32_MAX else pa.int64()

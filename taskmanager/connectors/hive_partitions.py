@@ -8,6 +8,7 @@ from urllib.parse import quote
 import numpy as np
 import pyarrow as pa
 
+from penstock.connectors.globs import is_hidden
 from penstock.connectors.listing import HIVE_NULL
 from penstock.rows.time_text import time_texts
 
@@ -52,8 +53,17 @@ def split_by_partition(
 
 
 def directory_name(column: str, value: str | None) -> str:
-    """The directory of one value of a partition column; a text that reads like null is escaped."""
+    """The directory of one value of a partition column.
+
+    Escaped is also a text that reads like null, and what would hide the directory from who reads datasets.
+
+    >>> directory_name("day", "a/b"), directory_name("_day", None)
+    ('day=a%2Fb', '%5Fday=__HIVE_DEFAULT_PARTITION__')
+    """
     text = HIVE_NULL if value is None else quote(value, safe="")
     if value == HIVE_NULL:
         text = text.replace("_", "%5F", 1)
-    return f"{quote(column, safe='')}={text}"
+    name = quote(column, safe="")
+    if is_hidden(name):
+        name = f"%{ord(name[0]):02X}{name[1:]}"
+    return f"{name}={text}"

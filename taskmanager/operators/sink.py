@@ -198,6 +198,8 @@ class SinkOperator(Operator):
             if work is not None:
                 work()
             self._opened.keep_held(checkpoint_id, held)
+            if held and checkpoint_id not in self._in_doubt:
+                self._opened.let_go(checkpoint_id, held)  # it was aborted meanwhile
             return {_STATE: self._with_owner(named)}
 
         return finish

@@ -34,6 +34,7 @@ def schema_of(directory: Path, **options: object) -> pa.Schema:
         (["007", "7"], pa.string()),  # two directories that somebody keeps apart
         (["--5", "1"], pa.string()),
         (["\u0663", "1"], pa.string()),  # a digit, but not one of ASCII
+        (["-9223372036854775808", "9223372036854775807"], pa.int64()),
         (["9223372036854775808"], pa.string()),
     ],
 )

@@ -178,6 +178,24 @@ def test_a_text_that_reads_like_null_stays_a_text(harness: Any, tmp_path: Path) 
     assert found["k"].to_pylist() == texts
 
 
+@pytest.mark.parametrize("name", ["_k", ".k", "..", "__HIVE_DEFAULT_PARTITION__"])
+def test_a_column_with_the_name_of_what_is_hidden_is_read_back(
+    harness: Any, tmp_path: Path, name: str
+) -> None:
+    writer = opened(file_sink("parquet", tmp_path, name))
+    whole = batch(0, 6)
+    rows = whole.rename_columns(
+        [name if column == "k" else column for column in whole.schema.names]
+    )
+    writer.write(rows)
+    writer.commit(prepare(writer))
+    expected = user(rows).sort_by("id")[name].to_pylist()
+    found = harness.read_all(*file_source("parquet", tmp_path)).sort_by("id")
+    assert found[name].to_pylist() == expected
+    with_pyarrow = ds.dataset(tmp_path, partitioning="hive").to_table().sort_by("id")
+    assert with_pyarrow[name].to_pylist() == expected
+
+
 @pytest.mark.parametrize("wrong", [5, ["k", None], {"k": 1}])
 def test_partition_by_takes_names(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(JobRejected, match="partition_by takes names of columns"):

@@ -435,13 +435,18 @@ def test_commits_are_what_completed_checkpoints_cover(steps: list[tuple[Any, ...
 # ---------------------------------------------------------------- savepoints
 
 
-def save(task: Task, savepoint_id: int) -> Lists:
+def begin_save(task: Task, savepoint_id: int) -> Callable[[], object]:
+    """Its synchronous part; what it returns is the part on an I/O thread."""
     properties = CheckpointProperties(CheckpointKind.SAVEPOINT, "/kept/s")
     list(task.operator.on_control(CheckpointBarrier(savepoint_id, 0, properties=properties)))
     task.operator.prepare_snapshot(savepoint_id)
     work = task.operator.finish_snapshot(savepoint_id)
     assert work is not None
-    work()
+    return work
+
+
+def save(task: Task, savepoint_id: int) -> Lists:
+    begin_save(task, savepoint_id)()
     return list(task.state.snapshot())
 
 
@@ -511,6 +516,18 @@ def test_a_savepoint_that_is_aborted_holds_nothing(tmp_path: Path) -> None:
     assert not [name for name in hidden(tmp_path) if name.startswith(".held")]
     task.operator.discard_output()
     task.operator.close()
+    assert hidden(tmp_path) == []
+
+
+def test_one_that_is_aborted_while_it_is_written_holds_nothing(tmp_path: Path) -> None:
+    task = Task(file_sink("parquet", tmp_path))
+    task.write(1)
+    write = begin_save(task, 1)
+    task.operator.on_checkpoint_aborted(1)
+    write()
+    task.snapshot(2)
+    task.operator.on_checkpoint_completed(2)
+    assert shown(tmp_path) == [1]
     assert hidden(tmp_path) == []
 
 
