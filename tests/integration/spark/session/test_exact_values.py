@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 import pytest
+from pyspark.errors import PySparkException
 
 import penstock as ps
 from penstock import col
@@ -104,6 +105,22 @@ OF_TWO: list[Callable[[Any, Any], Expr]] = [
 ]  # fmt: skip
 
 
+OF_TWO_COLUMNS: list[Callable[[Any, Any], Expr]] = [
+    *OF_TWO,
+    *(lambda a, b: a.coalesce(b), lambda a, b: ps.when(a.is_null(), b).otherwise(a), lambda a, b: (a < b).if_else(a, b)),
+    *(lambda a, b: a | b, lambda a, b: (a == b) | (a < b), lambda a, b: (a + b) * a, lambda a, b: -(a - b)),
+    *(lambda a, b: abs(a) % b, lambda a, b: (a // b) * b + a % b),
+]  # fmt: skip
+PAIRS = [
+    *(("int8", "int8"), ("int64", "int64"), ("int32", "int64"), ("int64", "uint64"), ("int8", "float32"), ("int64", "float64")),
+    *(("float64", "float64"), ("float32", "float64"), ("float32", "float32"), ("bool", "bool"), ("string", "string")),
+    *(("decimal128(9, 3)", "decimal128(18, 18)"), ("decimal128(19, 0)", "decimal128(9, 3)"), ("decimal128(38, 10)", "int64")),
+    *(("int32", "decimal128(35, 6)"), ("date32", "date32")),
+    *(("seconds", "seconds"), ("uint8", "uint64")),
+]  # fmt: skip
+PAIRED_ROWS = 200
+
+
 def expressions(schema: pa.Schema) -> list[Expr]:
     """All that compile of a column ``x``."""
     x = col("x")
@@ -113,6 +130,17 @@ def expressions(schema: pa.Schema) -> list[Expr]:
         *((lambda f=function: f(x)) for function in FUNCTIONS),
         *((lambda f=two, c=constant: f(x, c)) for two, constant in pairs[:: 1 if RUNS_ALL else 7]),
     ]  # fmt: skip
+    return compiling(made, schema)
+
+
+def of_two_columns(schema: pa.Schema) -> list[Expr]:
+    """All that compile of columns ``x`` and ``y``."""
+    made = [(lambda f=two: f(col("x"), col("y"))) for two in OF_TWO_COLUMNS]
+    return compiling(made, schema)
+
+
+def compiling(made: list[Callable[[], Expr]], schema: pa.Schema) -> list[Expr]:
+    """Those that there are of such columns on Spark."""
     found = []
     for make in made:
         try:
@@ -169,13 +197,13 @@ def is_beyond_microseconds(value: Any, kind: pa.DataType) -> bool:
     return is_coarse and not -(2**63) <= value * per_unit[kind.unit] < 2**63
 
 
-@pytest.mark.parametrize("name", COLUMNS)
-def test_values_are_the_same_to_the_last_bit(session: Any, tmp_path: Path, name: str) -> None:
-    column = COLUMNS[name]
-    table = pa.table({"x": column, "row": range(len(column))})
+def compare(session: Any, directory: Path, table: pa.Table, given: list[Expr]) -> int:
+    """How many values of expressions of a table's columns were compared; all were equal. Rows that are an error are left
+    out."""
     [rows] = table.to_batches()
     groups: dict[tuple[int, ...], list[tuple[Expr, dict[int, Any]]]] = {}
-    for expression in expressions(table.schema):
+    compared = 0
+    for expression in given:
         kind = expression.type(table.schema)
         known = {
             row: value
@@ -183,17 +211,49 @@ def test_values_are_the_same_to_the_last_bit(session: Any, tmp_path: Path, name:
             if not is_beyond_microseconds(value, kind)
         }
         groups.setdefault(tuple(known), []).append((expression, known))
-    compared = 0
     for good, several in groups.items():
         if not good:
             continue
-        found = sparks(session, tmp_path, table.take(list(good)), [one for one, _ in several])
+        found = sparks(session, directory, table.take(list(good)), [one for one, _ in several])
         for number, (expression, known) in enumerate(several):
             wrong = {
                 row: (value, found[row][number])
                 for row, value in known.items()
                 if found[row][number] != value
             }
-            assert not wrong, f"{expression!r} of {column[next(iter(wrong))]}: {wrong}"
+            first = table.slice(next(iter(wrong), 0), 1).to_pylist
+            assert not wrong, f"{expression!r} of {first()}: {wrong}"
             compared += len(known)
-    assert compared > 30
+    return compared
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_values_are_the_same_to_the_last_bit(session: Any, tmp_path: Path, name: str) -> None:
+    column = COLUMNS[name]
+    table = pa.table({"x": column, "row": range(len(column))})
+    assert compare(session, tmp_path, table, expressions(table.schema)) > 30
+
+
+@pytest.mark.parametrize(("left", "right"), PAIRS)
+def test_values_of_two_columns_are_the_same_to_the_last_bit(
+    session: Any, tmp_path: Path, left: str, right: str
+) -> None:
+    xs, ys = COLUMNS[left], COLUMNS[right]
+    met = [*itertools.product(range(len(xs)), range(len(ys)))]
+    met = Random(f"{left} {right}").sample(met, min(len(met), PAIRED_ROWS))
+    table = pa.table(
+        {
+            "x": xs.take([row for row, _ in met]),
+            "y": ys.take([row for _, row in met]),
+            "row": range(len(met)),
+        }
+    )
+    given = of_two_columns(table.schema)
+    assert compare(session, tmp_path, table, given) >= len(met)
+    [rows] = table.to_batches()
+    for expression in given:
+        found = ours(expression, rows)
+        bad = next((row for row in range(len(met)) if row not in found), None)
+        if bad is not None:
+            with pytest.raises(PySparkException):
+                sparks(session, tmp_path, table.slice(bad, 1), [expression])
