@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from penstock.state_tables.value_columns import ReadableValues
+from penstock.state_tables.value_columns import ReadableValues, fitted
 from penstock.storage.codec import StateError
 from penstock.storage.key_types import value_type
 
@@ -88,7 +88,6 @@ class PlainPart:
         kind = TIME if is_time else value_type(stored_field.type)
         self.fields = (pa.field(name, kind),)
         self.optional = frozenset() if default is None else frozenset({name})
-        self._value = _Typed(kind)
 
     def shown(self, stored: pa.RecordBatch) -> list[pa.Array]:
         """As it is."""
@@ -106,33 +105,7 @@ class PlainPart:
             raise StateError(f"{where} has nulls, and must have none")
         if self._default == 0 and column.null_count:
             column = column.fill_null(0)
-        return {self._field.name: self._value.cast(column, where).cast(self._field.type)}
-
-
-class _Typed:
-    """Values of one type."""
-
-    def __init__(self, kind: pa.DataType) -> None:
-        self._kind = kind
-
-    def cast(self, column: pa.Array, where: str) -> pa.Array:
-        """Raises StateError where they do not fit."""
-        if column.type == self._kind:
-            return column
-        given, wanted = column.type, self._kind
-        is_lossy = (
-            (pt.is_floating(given) and not pt.is_floating(wanted))
-            or (pt.is_timestamp(wanted) and not pt.is_timestamp(given))
-            or (pt.is_string(wanted) != (pt.is_string(given) or pt.is_large_string(given)))
-        )
-        if is_lossy and not pt.is_null(given):
-            raise StateError(f"{where} is {wanted}, got {given}: cast it to {wanted}")
-        try:
-            return column.cast(wanted)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise StateError(
-                f"{where} is {wanted}, got {given} that does not fit: {error}"
-            ) from error
+        return {self._field.name: fitted(column, self.fields[0].type, where).cast(self._field.type)}
 
 
 class NumberPart:
@@ -147,7 +120,7 @@ class NumberPart:
     def __init__(self, stored_field: pa.Field, names: Sequence[str], *, is_count: bool) -> None:
         self._name = stored_field.name
         self._is_count = is_count
-        self._value = _Typed(stored_field.type)
+        self._type = stored_field.type
         self.fields = tuple(pa.field(name, stored_field.type) for name in names)
         self.optional = frozenset(names[1:])
 
@@ -159,7 +132,7 @@ class NumberPart:
         """By whichever name it was given."""
         given = [(one.name, shown[one.name]) for one in self.fields if one.name in shown]
         (name, first), *others = [
-            (name, self._value.cast(column, f"{written.where}: column {name!r}"))
+            (name, fitted(column, self._type, f"{written.where}: column {name!r}"))
             for name, column in given
         ]
         for other_name, other in others:
@@ -247,7 +220,7 @@ class ValuePart:
     def _stamps(self, shown: Columns, rows: int, written: WrittenAs) -> pa.Array:
         for name, before_ms in ((WRITTEN_AT, 0), (EXPIRES_AT, self._ttl_ms)):
             if name in shown and (name == WRITTEN_AT or self._ttl_ms):
-                times = _Typed(TIME).cast(shown[name], f"{written.where}: column {name!r}")
+                times = fitted(shown[name], TIME, f"{written.where}: column {name!r}")
                 return pc.subtract(times.cast(pa.int64()), before_ms).fill_null(written.now_ms)
         return pa.array(np.full(rows, written.now_ms, np.int64))
 

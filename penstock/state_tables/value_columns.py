@@ -79,9 +79,9 @@ class ReadableValues:
                 )
             return self._encoded(shown, from_text, where)
         if self._is_nested:
-            shown = self._cast(shown, where)
+            shown = fitted(shown, self.type, where)
             return self._encoded(shown, self._codec.to_stored, where)
-        return self._cast(shown, where)
+        return fitted(shown, self.type, where)
 
     def decoded(self, items: list[bytes]) -> pa.Array:
         """The stored values of what a database, or a list without a key, holds as bytes.
@@ -107,19 +107,6 @@ class ReadableValues:
     def _arrow_value(self, stored: bytes) -> Any:
         return _pairs(self._codec.to_value(stored), self.type)
 
-    def _cast(self, shown: pa.Array, where: str) -> pa.Array:
-        if shown.type == self.type:
-            return shown
-        is_loose = pt.is_floating(shown.type) and pt.is_integer(self.type)
-        if is_loose or not _is_alike(shown.type, self.type):
-            raise StateError(f"{where} is {self.type}, got {shown.type}: cast it to {self.type}")
-        try:
-            return shown.cast(self.type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise StateError(
-                f"{where} is {self.type}, got {shown.type} that does not fit: {error}"
-            ) from error
-
     def _encoded(self, shown: pa.Array, encode: Callable[[Any], bytes], where: str) -> pa.Array:
         encoded: list[bytes | None] = []
         for value in shown.to_pylist(maps_as_pydicts=None):
@@ -137,24 +124,58 @@ def map_present(convert: Callable[[Any], Any], column: pa.Array) -> list[Any]:
     return [None if value is None else convert(value) for value in column.to_pylist()]
 
 
+def fitted(column: pa.Array, wanted: pa.DataType, where: str) -> pa.Array:
+    """A column that was given, as one of the type: the same values, or none at all.
+
+    Args:
+        where: state and column, for the message.
+
+    Raises:
+        StateError: it has other values than the type has.
+    """
+    given = column.type
+    if given == wanted:
+        return column
+    if not _is_alike(given, wanted):
+        raise StateError(f"{where} is {wanted}, got {given}: cast it to {wanted}")
+    try:
+        return column.cast(wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise StateError(f"{where} is {wanted}, got {given} that does not fit: {error}") from error
+
+
 def _is_alike(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of the one are those of the other, as far as they fit."""
+    """Whether values of the one are those of the other, as far as they fit: Arrow would cut, or take, some of another kind."""
     if pt.is_null(given):
         return True
+    if pt.is_struct(wanted):
+        return pt.is_struct(given) and all(
+            one.name in wanted.names and _is_alike(one.type, wanted.field(one.name).type)
+            for one in given
+        )
+    if pt.is_map(wanted):
+        return pt.is_map(given) and all(
+            map(_is_alike, (given.key_type, given.item_type), (wanted.key_type, wanted.item_type))
+        )
+    if pt.is_nested(wanted):
+        return _is_list(given) and _is_alike(given.value_type, wanted.value_type)
+    if pt.is_floating(given):
+        return bool(pt.is_floating(wanted))
     kinds = (
-        pt.is_integer,
-        lambda one: pt.is_floating(one) or pt.is_integer(one),
+        lambda one: pt.is_integer(one) or pt.is_decimal(one) or pt.is_floating(one),
         _is_text,
         _is_binary,
-        lambda one: pt.is_decimal(one) or pt.is_integer(one),
         pt.is_timestamp,
         pt.is_time,
         pt.is_duration,
         pt.is_date,
         pt.is_boolean,
-        pt.is_nested,
     )
     return any(kind(given) and kind(wanted) for kind in kinds)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -179,6 +200,6 @@ def _pairs(value: Any, kind: pa.DataType) -> Any:
         return [(key, _pairs(item, kind.item_type)) for key, item in value.items()]
     if pt.is_struct(kind):
         return {field.name: _pairs(value.get(field.name), field.type) for field in kind}
-    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+    if _is_list(kind):
         return [_pairs(item, kind.value_type) for item in value]
     return value

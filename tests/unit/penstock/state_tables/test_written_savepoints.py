@@ -6,6 +6,7 @@ thing that cannot be right is refused by name, and leaves nothing behind.
 
 from __future__ import annotations
 
+import datetime as dt
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from typing_extensions import override
 import penstock as ps
 from penstock.state_tables import keyed_spool_store
 from penstock.state_tables.keyed_spool_store import KeyedSpool
+from penstock.state_tables.value_columns import fitted
 from penstock.storage.fsck import check_store
 from penstock.storage.hashing import hash_columns
 from penstock.storage.restore_point import open_restore_point
@@ -221,6 +223,8 @@ def test_a_declared_state_that_is_empty_is_a_table_and_is_written_without_the_jo
     assert state.read("kept", "seen").select(["k", "value"]).to_pylist() == given["seen"]
 
 
+NOON = dt.datetime(2020, 1, 1, 12)  # noqa: DTZ001
+
 WRONG: list[tuple[Any, str]] = [
     ({"sum": {"slices": []}}, r"no operator of uid 'sum': there are .*'numbers'"),
     ({"sums": {"slice": []}}, r"no state 'slice' that can be written: it has 'slices', 'watermark'"),
@@ -235,6 +239,10 @@ WRONG: list[tuple[Any, str]] = [
     ({"states": {"sums": pa.table({"k": [1], "value": [1.5]})}}, "is int64, got double: cast it"),
     ({"states": {"sums": pa.table({"k": [1.0], "value": [1]})}}, "'k' is int64, got double"),
     ({"states": {"sums": pa.table({"k": ["a"], "value": [1]})}}, "'k' is int64, got string"),
+    ({"states": {"sums": pa.table({"k": [True], "value": [1]})}}, "'k' is int64, got bool: cast it"),
+    ({"states": {"sums": pa.table({"k": [NOON], "value": [1]})}}, "'k' is int64, got timestamp"),
+    ({"states": {"timers.processing": pa.table({"k": [1], "time_ms": [NOON]})}}, "'time_ms' is int64, got timestamp"),
+    ({"states": {"pairs": pa.table({"k": [1], "value": [{"low": 1, "hihg": 1}]})}}, "got struct<low: .*hihg: .*: cast it"),
     ({"states": {"sums": pa.table({"k": [1], "value": pa.nulls(1, "int64")})}}, "null is no value"),
     ({"states": {"sums": [{"k": 1, "value": 1}, {"k": 1, "value": 2}]}}, "k=1 is there twice"),
     (
@@ -251,6 +259,34 @@ WRONG: list[tuple[Any, str]] = [
         "where none begins: they begin every 86400000 ms",
     ),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ([NOON], pa.date32()),
+        ([[NOON]], pa.list_(pa.date32())),
+        ([{"a": [NOON]}], pa.struct([("a", pa.list_(pa.date32()))])),
+        ([{"a": 1, "b": 2}], pa.struct([("a", pa.int64())])),
+        ([[True]], pa.list_(pa.int64())),
+        ([["1"]], pa.list_(pa.int64())),
+        ([[{"a": 1}]], pa.list_(pa.map_(pa.string(), pa.int64()))),
+        ([1], pa.duration("us")),
+        ([1], pa.bool_()),
+        ([1.0], pa.decimal128(5, 2)),
+    ],
+    ids=str,
+)
+def test_values_of_another_kind_are_not_taken(values: list[Any], wanted: pa.DataType) -> None:
+    with pytest.raises(ps.StateError, match=r"^here is .*, got .*: cast it to"):
+        fitted(pa.array(values), wanted, "here")
+
+
+def test_values_of_the_same_kind_are_taken() -> None:
+    given = pa.array([{"b": [1], "a": "x"}])
+    wanted = pa.struct([("a", pa.large_string()), ("b", pa.list_(pa.float64())), ("c", pa.int8())])
+    assert fitted(given, wanted, "here").to_pylist() == [{"a": "x", "b": [1.0], "c": None}]
+    assert fitted(pa.array(["x"]), pa.large_string(), "here").to_pylist() == ["x"]
 
 
 @pytest.mark.parametrize(("states", "message"), WRONG, ids=[message for _, message in WRONG])
