@@ -237,6 +237,11 @@ class CompiledProcessOperator(ProcessOperator):
                 else:
                     arrays.append(columns[field.name].cast(field.type))
         except pa.ArrowInvalid:
+            arrays.clear()
+        nulls = [array.null_count for array in arrays]
+        if not arrays or any(
+            n and not f.nullable for n, f in zip(nulls, self._schema, strict=True)
+        ):
             self._out.extend(pa.table(columns).to_pylist(), rows.tolist())
             return []
         return [pa.RecordBatch.from_arrays(arrays, schema=self._schema)]

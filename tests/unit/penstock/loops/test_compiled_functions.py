@@ -225,6 +225,20 @@ def test_a_float_as_key_is_the_same_in_both_forms(form: Form) -> None:
     assert repr(results[0][:3]) == "[(0.0, -0.0, True), (0.0, 0.0, True), (None, None, False)]"
 
 
+def test_a_null_where_none_may_be_is_a_bad_record_in_both_forms(form: Form) -> None:
+    schema = pa.schema([("key", pa.float64())])
+    key = pa.field("key", pa.float64(), nullable=False)
+    output = pa.schema([key, ("column", pa.float64()), ("is_there", pa.bool_())])
+    rows = [{"key": 1.5}, {"key": None}, {"key": 2.5}]
+    (wanted, refused), (given, given_back) = ran(
+        form, own.KeyAndColumn(), rows, schema, output, key="key"
+    )
+    assert [row["key"] for row in given] == [1.5, 2.5]
+    assert given == wanted
+    assert [row["key"] for row in given_back] == [None]
+    assert given_back == refused
+
+
 def test_a_snapshot_of_one_form_is_that_of_the_other(form: Form) -> None:
     schema = pa.schema([("user", pa.string()), ("a", pa.int64())])
     output = pa.schema([("user", pa.string()), ("total", pa.int64())])
