@@ -47,12 +47,29 @@ class StoreCallsRunner:
         """Calls that were given up on so far."""
         self._none_hangs = asyncio.Event()
         self._none_hangs.set()
+        self._under_way = 0
+        self._all_returned = asyncio.Event()
+        self._all_returned.set()
 
     async def wait_for_hanging(self, timeout_ms: int) -> None:
         """Waits until all calls that were given up on have returned, so long at most."""
+        await self._wait(self._none_hangs, timeout_ms)
+
+    async def wait_for_all(self, timeout_ms: int) -> None:
+        """Waits until all calls have returned, those that are to be given up on as well, so long at most."""
+        await self._wait(self._all_returned, timeout_ms)
+
+    async def _wait(self, event: asyncio.Event, timeout_ms: int) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):
-                await self._none_hangs.wait()
+                await event.wait()
+
+    def _note_under_way(self, change: int) -> None:
+        self._under_way += change
+        if self._under_way:
+            self._all_returned.clear()
+        else:
+            self._all_returned.set()
 
     def _note_hanging(self, change: int) -> None:
         self.hanging += change
@@ -88,6 +105,7 @@ class StoreCallsRunner:
         is_given_up = False
 
         def take(result: _ResultT | None, error: BaseException | None) -> None:
+            self._note_under_way(-1)
             if is_given_up:
                 self._note_hanging(-1)
             elif error is not None:
@@ -96,6 +114,7 @@ class StoreCallsRunner:
                 answer.set_result(result)  # type: ignore[arg-type]
 
         self._begin(what, work, lambda *told: loop.call_soon_threadsafe(take, *told))
+        self._note_under_way(1)
         try:
             waits: set[asyncio.Future[Any]] = {answer}
             if no_longer is not None:

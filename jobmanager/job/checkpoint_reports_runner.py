@@ -18,13 +18,13 @@ class CheckpointReportsRunner:
         gauges: their numbers.
 
     Attributes:
-        completed_id: of the newest checkpoint that has completed since this was made.
+        committed_id: of the newest checkpoint that has completed since this was made while its tasks could hear of it.
         ended_id: of the newest that has completed or been aborted since.
     """
 
     def __init__(self, job_id: str, gauges: CheckpointGauges) -> None:
         self._gauges = gauges
-        self.completed_id = 0
+        self.committed_id = 0
         self.ended_id = 0
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
         self._failures = OutageLog(
@@ -53,11 +53,17 @@ class CheckpointReportsRunner:
         else:
             self._log.info("checkpoint.aborted", **facts)
 
-    def note_completed(self, effect: c.ReportCompleted) -> None:
-        """One is complete."""
+    def note_completed(self, effect: c.ReportCompleted, *, is_ending: bool) -> None:
+        """One is complete.
+
+        Args:
+            is_ending: the job's tasks are being ended for good.
+        """
         self._gauges.note_completed(effect)
-        self.completed_id = effect.checkpoint.checkpoint_id
-        self.ended_id = max(self.ended_id, self.completed_id)
+        checkpoint_id = effect.checkpoint.checkpoint_id
+        if not is_ending:
+            self.committed_id = checkpoint_id
+        self.ended_id = max(self.ended_id, checkpoint_id)
         self._failures.worked(checkpoint_id=effect.checkpoint.checkpoint_id)
         self._log.info(
             "checkpoint.completed",

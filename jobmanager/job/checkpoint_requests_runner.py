@@ -34,6 +34,18 @@ class JobEndsError(StreamError):
     """A checkpoint is not taken any more: the job ends, or has ended."""
 
 
+class UncommittedError(JobEndsError):
+    """A checkpoint is complete, and its tasks have not heard of that before they were ended.
+
+    Attributes:
+        checkpoint_id: its id.
+    """
+
+    def __init__(self, message: str, checkpoint_id: int) -> None:
+        super().__init__(message)
+        self.checkpoint_id = checkpoint_id
+
+
 class CheckpointRequestsRunner:
     """The requests of one job.
 
@@ -81,6 +93,7 @@ class CheckpointRequestsRunner:
         Raises:
             JobRejected: the job takes none, or has ended.
             CheckpointAborted: it began and did not complete.
+            UncommittedError: it is complete, and nobody commits what it covers unless the job is gone on with.
             JobEndsError: none is taken any more.
             TasksNotRunningError: tasks do not run, or load their state.
             StreamError: it could not begin.
@@ -107,11 +120,19 @@ class CheckpointRequestsRunner:
         finally:
             del self._answers[request_id]
 
-    def answer(self, effect: c.AnswerRequest) -> None:
-        """Tells who asked, where they still wait."""
+    def answer(self, effect: c.AnswerRequest, *, is_ending: bool = False) -> None:
+        """Tells who asked, where they still wait.
+
+        Args:
+            is_ending: the job's tasks are being ended for good.
+        """
         answer = self._answers.get(effect.request_id)
         if answer is None or answer.done():
             return  # who asked has gone
+        if effect.refused is None and is_ending:
+            told = f"checkpoint {effect.checkpoint_id} of job {self._job_id} is complete, but the job ends"
+            answer.set_exception(UncommittedError(told, effect.checkpoint_id))
+            return
         if effect.refused is None:
             answer.set_result(effect.checkpoint_id)
             return

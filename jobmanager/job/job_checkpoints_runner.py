@@ -163,7 +163,7 @@ class JobCheckpointsRunner:
             post=self._post,
             fail=self._fail,
             pause=self._calls.pause,
-            completed_id=lambda: self._reports.completed_id,
+            committed_id=lambda: self._reports.committed_id,
             seeks_attempts=options.seeks_attempts,
         )
 
@@ -233,8 +233,17 @@ class JobCheckpointsRunner:
 
     # ------------------------------------------------------------ effects
 
-    def perform(self, effect: CheckpointEffect) -> None:  # noqa: C901 - one case per effect
-        """Begins to do what the machine wants."""
+    def note_discarded_output(self) -> None:
+        """The job is cancelled for good: its tasks throw away what they have prepared."""
+        if self._savepoints is not None:
+            self._savepoints.is_output_discarded = True
+
+    def perform(self, effect: CheckpointEffect, *, is_ending: bool) -> None:  # noqa: C901 - one case per effect
+        """Begins to do what the machine wants.
+
+        Args:
+            is_ending: the job's tasks are being ended for good.
+        """
         match effect:
             case job_effects.PrepareStart():
                 self._in_order(_START_LANE, lambda: self._starts.prepare(effect))
@@ -269,11 +278,11 @@ class JobCheckpointsRunner:
             case c.CallAt():
                 self._call_at(effect.at_ms)
             case c.AnswerRequest():
-                self._requests.answer(effect)
+                self._requests.answer(effect, is_ending=is_ending)
             case c.ReportAborted():
                 self._reports.note_aborted(effect)
             case c.ReportCompleted():
-                self._reports.note_completed(effect)
+                self._reports.note_completed(effect, is_ending=is_ending)
             case _:
                 assert_never(effect)
 

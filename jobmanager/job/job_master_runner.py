@@ -321,6 +321,8 @@ class JobMasterRunner:
                 commands = self._messages.commands(effect.commands)
                 self._call(effect.taskmanager_id, lambda client: client.send_commands(commands))
             case job_effects.CancelTasks():
+                if effect.is_final:
+                    self.checkpoints.note_discarded_output()
                 ends = self._messages.commands([effect])
                 self._call(effect.taskmanager_id, lambda client: client.send_commands(ends))
             case job_effects.SweepOutput():
@@ -352,7 +354,8 @@ class JobMasterRunner:
             ):
                 self._rivals.perform(effect)
             case _:
-                self.checkpoints.perform(effect)
+                is_ending = self.master.state in (JobState.CANCELLING, JobState.FAILING)
+                self.checkpoints.perform(effect, is_ending=is_ending)
 
     def _start_overdue_timer(self, group: int) -> None:
         def post() -> None:

@@ -24,8 +24,12 @@ from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.checkpoint.manifest_composer import LastStates
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
-from jobmanager.job.checkpoint_requests_runner import JobEndsError, TasksNotRunningError
-from jobmanager.job.job_operation import JobOperation
+from jobmanager.job.checkpoint_requests_runner import (
+    JobEndsError,
+    TasksNotRunningError,
+    UncommittedError,
+)
+from jobmanager.job.job_operation import JobOperation, OperationKind
 from jobmanager.messages import job_effects, job_events
 from penstock.errors import Fenced, StoreTransient, StreamError, Unrecoverable
 from penstock.storage.checkpoint_properties import (
@@ -39,6 +43,7 @@ from penstock.storage.savepoint import MANIFEST_PATH
 
 _FIRST_PAUSE_S: Final = 0.5
 _LAST_PAUSE_S: Final = 30.0
+_WRITERS_PATIENCE_MS: Final = 10_000
 _NOT_STOPPED: Final = "the job was not stopped, and runs on"
 _NOT_STOPPED_HERE: Final = "the job was not stopped with this savepoint"
 
@@ -54,8 +59,12 @@ class SavepointsRunner:
         post: takes events for the job's machine.
         fail: fails the job.
         pause: waits so many seconds; False where the job has ended meanwhile.
-        completed_id: of the newest completed checkpoint.
+        committed_id: of the newest checkpoint that was complete while tasks could commit what it covers.
         seeks_attempts: what an earlier JobManager has deployed may go on.
+
+    Attributes:
+        is_output_discarded: the job was cancelled for good, and its tasks throw away what no savepoint of theirs names
+            as prepared.
     """
 
     def __init__(
@@ -69,7 +78,7 @@ class SavepointsRunner:
         post: Callable[[job_events.JobEvent], None],
         fail: Callable[[StreamError], None],
         pause: Callable[[float], Awaitable[bool]],
-        completed_id: Callable[[], int],
+        committed_id: Callable[[], int],
         seeks_attempts: bool,
     ) -> None:
         self._store = store
@@ -79,7 +88,8 @@ class SavepointsRunner:
         self._post = post
         self._fail = fail
         self._pause = pause
-        self._completed_id = completed_id
+        self._committed_id = committed_id
+        self.is_output_discarded = False
         self._uncommitted: dict[int, str] = {}
         """Paths of savepoints that no completed checkpoint has followed yet, by id."""
         self._restored_id: int | None = None
@@ -116,13 +126,39 @@ class SavepointsRunner:
             operation.checkpoint_id = await self._request(operation.operation_id, properties)
             if not is_apart:
                 await self._write(operation)
-        except StreamError:
-            await self._discard(operation.path)
+        except UncommittedError as error:
+            await self._leave(operation, error, is_apart=is_apart)
+        except StreamError as error:
+            await self._discard_failed(operation.path, error, is_apart=is_apart)
             raise
         if is_apart:
             await self._commit(operation)
         else:
             await self._call_on(operation.path, "mark_committed")
+
+    async def _leave(
+        self, operation: JobOperation, error: UncommittedError, *, is_apart: bool
+    ) -> NoReturn:
+        """Ends with one that is complete, whose output its job has not committed.
+
+        Raises:
+            StreamError: it is there, and says what to do; or it is not, since that output was thrown away.
+        """
+        operation.checkpoint_id = error.checkpoint_id
+        if self.is_output_discarded and not is_apart:
+            await self._discard(operation.path, is_complete=True)
+            raise JobEndsError(f"the job was cancelled before savepoint {operation.path} was there")
+        if not is_apart and operation.kind is OperationKind.SAVEPOINT:
+            await self._write(operation)
+        raise _in_doubt(operation.path) from error
+
+    async def _discard_failed(self, path: str, error: StreamError, *, is_apart: bool) -> None:
+        """Removes what was written for one that its coordinator does not have complete."""
+        is_complete = False
+        if isinstance(error, JobEndsError):  # while it was stored, maybe
+            await self._calls.wait_for_all(_WRITERS_PATIENCE_MS)
+            is_complete = self.is_output_discarded and not is_apart
+        await self._discard(path, is_complete=is_complete)
 
     async def _write(self, operation: JobOperation) -> None:
         """Makes sure that a savepoint is there, whose checkpoint HEAD names.
@@ -164,14 +200,16 @@ class SavepointsRunner:
                 await self._take_back(path)
             try:
                 await self._request(f"{operation.operation_id} commit {attempt}", PLAIN)
+            except UncommittedError as error:
+                raise _in_doubt(path) from error
             except StreamError as error:
-                if self._completed_id() <= savepoint_id:
+                if self._committed_id() <= savepoint_id:
                     self._log.warning("savepoint.not_committed", path=path, reason=str(error))
                     pause_s = min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)
                     if await self._pause(pause_s):
                         continue
                 # What has committed it may have come meanwhile, and been the job's last.
-                if self._completed_id() <= savepoint_id:
+                if self._committed_id() <= savepoint_id:
                     raise _in_doubt(path) from error
             if savepoint_id in self._uncommitted:
                 del self._uncommitted[savepoint_id]
@@ -187,7 +225,7 @@ class SavepointsRunner:
         savepoint_id, path = operation.checkpoint_id, operation.path
         if is_taken_back or operation.is_taken_back:
             await self._take_back(path)
-        if max(self._restored_id or 0, self._completed_id()) >= savepoint_id:
+        if max(self._restored_id or 0, self._committed_id()) >= savepoint_id:
             await self._call_on(path, "mark_committed")
             return
         await self._is_known.wait()
@@ -251,8 +289,10 @@ class SavepointsRunner:
         properties = CheckpointProperties(target=operation.path, behind=behind, format=format)
         try:
             operation.checkpoint_id = await self._request(operation.operation_id, properties)
+        except UncommittedError as error:
+            await self._leave(operation, error, is_apart=False)
         except StreamError as error:
-            await self._discard(operation.path)
+            await self._discard_failed(operation.path, error, is_apart=False)
             ends = isinstance(error, JobEndsError)
             told = f"{_NOT_STOPPED_HERE if ends else _NOT_STOPPED}: {error}"
             if isinstance(error, TasksNotRunningError):

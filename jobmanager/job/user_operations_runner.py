@@ -12,7 +12,11 @@ from itertools import count
 from uuid import uuid4
 
 from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
-from jobmanager.job.checkpoint_requests_runner import CheckpointRequestsRunner, TasksNotRunningError
+from jobmanager.job.checkpoint_requests_runner import (
+    CheckpointRequestsRunner,
+    TasksNotRunningError,
+    UncommittedError,
+)
 from jobmanager.job.job_calls_runner import JobCallsRunner
 from jobmanager.job.job_operation import (
     JobOperation,
@@ -157,7 +161,10 @@ class UserOperationsRunner:
         await self._requests.request(request_id, properties)
 
     async def _take_checkpoint(self, operation: JobOperation) -> None:
-        operation.checkpoint_id = await self._requests.request(operation.operation_id, PLAIN)
+        try:
+            operation.checkpoint_id = await self._requests.request(operation.operation_id, PLAIN)
+        except UncommittedError as error:  # whoever goes on with it commits
+            operation.checkpoint_id = error.checkpoint_id
 
     def resume(self, found: PreparedCheckpoints) -> None:
         """What another JobManager had begun is brought to its end."""

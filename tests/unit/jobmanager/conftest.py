@@ -42,6 +42,8 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         self.deployed: list[internal_pb2.TaskDeployment] = []
         self.commands: list[internal_pb2.TaskCommand] = []
         self.canceled: list[internal_pb2.AttemptId] = []
+        self.ends_cancelled = True
+        self._ending: list[internal_pb2.AttemptId] = []
         self.config: dict[str, str] = {}
         self.refuse_allocation = False
         self.allocation_errors: list[Exception] = []
@@ -138,6 +140,12 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
         changed = internal_pb2.AttemptStateChanged(state=state, failure=failure)
         self.report(internal_pb2.TaskEvent(attempt=attempt, state_changed=changed))
 
+    def end_cancelled(self) -> None:
+        """What was told to has come to its end."""
+        ending, self._ending = self._ending, []
+        for attempt in ending:
+            self.report_state(attempt, STATES.ATTEMPT_STATE_CANCELED)
+
     def report(self, event: internal_pb2.TaskEvent) -> None:
         self._reports.put_nowait(event)
 
@@ -188,8 +196,9 @@ class FakeTaskManager(internal_pb2_grpc.TaskManagerInternalServicer):
             await self.on_probe()
         ends = [one.attempt for one in request.commands if one.HasField("cancel")]
         self.canceled += ends
-        for attempt in ends:
-            self.report_state(attempt, STATES.ATTEMPT_STATE_CANCELED)
+        self._ending += ends
+        if self.ends_cancelled:
+            self.end_cancelled()
         told = [one for one in request.commands if not one.HasField("cancel")]
         self.commands += told
         for command in told:

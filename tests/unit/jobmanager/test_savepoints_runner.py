@@ -31,7 +31,7 @@ def made(
     directory: Path,
     request: Callable[[str, CheckpointProperties], Awaitable[int]],
     pause: Callable[[float], Awaitable[bool]],
-    completed_id: Callable[[], int],
+    committed_id: Callable[[], int],
     job_id: str = "job",
     leader_epoch: int = 1,
 ) -> tuple[SavepointsRunner, CheckpointStoreRunner]:
@@ -57,7 +57,7 @@ def made(
         post=lambda _: None,
         fail=fail,
         pause=pause,
-        completed_id=completed_id,
+        committed_id=committed_id,
         seeks_attempts=False,
     )
     return runner, store

@@ -1,0 +1,120 @@
+"""Aim: a savepoint whose job ends while it is stored says nothing of output that was thrown away, or that nobody has
+committed.
+
+Method: over real gRPC with a TaskManager that only pretends; the swap of HEAD waits until the job is being ended, or has
+ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.client.grpc_errors import error_from_rpc
+from penstock.pb import checkpoint_pb2, client_pb2
+from penstock.storage.head import HEAD_PATH
+from penstock.storage.local_store import LocalStore
+from tests.support.jobs import DEADLINE_S
+from tests.unit.jobmanager.test_jobmanager_checkpoints import JOB, Checkpointed, run, settings
+
+STATES = client_pb2.AttemptState
+CANONICAL = checkpoint_pb2.SAVEPOINT_FORMAT_CANONICAL
+
+
+class Swaps:
+    """From ``hold`` on, swaps of HEAD wait until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waits, self.goes_on, self._holds = threading.Event(), threading.Event(), False
+        swap = LocalStore.compare_and_swap
+
+        def held(store: LocalStore, path: str, expected: bytes | None, new: bytes) -> bool:
+            if self._holds and path == HEAD_PATH and JOB in str(store.root):
+                self.waits.set()
+                assert self.goes_on.wait(DEADLINE_S)
+            return swap(store, path, expected, new)
+
+        monkeypatch.setattr(LocalStore, "compare_and_swap", held)
+
+    def hold(self) -> None:
+        self._holds = True
+
+
+def asked(cluster: Any, what: str, directory: str) -> Awaitable[Any]:
+    if what == "stop":
+        return cluster.client.StopJob(
+            client_pb2.StopJobRequest(job_id=JOB, operation_id="mine", directory=directory)
+        )
+    format = CANONICAL if what == "canonical" else 0
+    return cluster.client.TriggerSavepoint(
+        client_pb2.TriggerSavepointRequest(
+            job_id=JOB, operation_id="mine", directory=directory, format=format
+        )
+    )
+
+
+@pytest.mark.parametrize("tasks_end", ["before it is stored", "behind"])
+@pytest.mark.parametrize("end", ["cancelled", "cancelled, and retained", "failed"])
+@pytest.mark.parametrize("what", ["native", "canonical", "stop"])
+def test_what_its_job_has_not_committed_is_not_said_to_be(
+    make_graph: Any,
+    cluster_of: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    end: str,
+    tasks_end: str,
+) -> None:
+    swaps = Swaps(monkeypatch)
+    is_retained = end == "cancelled, and retained"
+    retention = f"{'RETAIN' if is_retained else 'DELETE'}_ON_CANCELLATION"
+    key = "execution.checkpointing.externalized-checkpoint-retention"
+    more = {key: retention, "restart-strategy.type": "none"}
+    place = tmp_path / "savepoints"
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path, **more)) as cluster:
+            taskmanager = await cluster.add("tm1")
+            fake = Checkpointed(taskmanager)
+            taskmanager.ends_cancelled = tasks_end != "behind"
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            swaps.hold()
+            answer = asyncio.ensure_future(asked(cluster, what, str(place)))
+            assert await asyncio.to_thread(swaps.waits.wait, DEADLINE_S)
+            if end == "failed":
+                broken = client_pb2.FailureCause(message="broken", error_class="ValueError")
+                taskmanager.report_state(
+                    fake.attempts["v1", 0], STATES.ATTEMPT_STATE_FAILED, broken
+                )
+            else:
+                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            ended = "FAILED" if end == "failed" else "CANCELED"
+            if tasks_end == "behind":
+                await cluster.wait_for(JOB, "FAILING" if end == "failed" else "CANCELLING")
+            else:
+                await cluster.wait_for(JOB, ended)
+            swaps.goes_on.set()
+            if tasks_end == "behind":
+                while not answer.done():  # noqa: ASYNC110 - who has asked is told
+                    await asyncio.sleep(0.01)
+                taskmanager.end_cancelled()
+                await cluster.wait_for(JOB, ended)
+            with pytest.raises(grpc.RpcError) as refused:
+                await answer
+        told = str(error_from_rpc(refused.value))
+        found = {path.name for path in place.glob("*/*")}
+        assert "committed" not in found
+        if end == "cancelled" and what != "canonical":  # that names what tasks keep for it
+            assert "manifest" not in found, told
+        elif tasks_end == "behind":
+            assert "manifest" in found
+            assert "--in-doubt commit" in told
+
+    run(scenario)
