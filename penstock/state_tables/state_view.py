@@ -203,6 +203,7 @@ class StateView:
             is_stamped=inner != codec,
             ttl_ms=ttl_ms,
             may_be_null=self.kind != "value",
+            has_none=self.kind in ("list", "map"),
         )
         return ListPart(field, values) if self.kind == "list" else values
 

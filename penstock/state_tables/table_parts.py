@@ -152,7 +152,8 @@ class ValuePart:
         codec: of the values, without stamps.
         is_stamped: values are stored with the time they were written at.
         ttl_ms: how long they live; 0 = that is not known, or for ever.
-        may_be_null: null is a value.
+        may_be_null: null is a value, or that there is none.
+        has_none: it is a value, None.
     """
 
     def __init__(
@@ -164,6 +165,7 @@ class ValuePart:
         is_stamped: bool = False,
         ttl_ms: int = 0,
         may_be_null: bool = False,
+        has_none: bool = False,
     ) -> None:
         self._field = stored_field
         self._name = name
@@ -171,6 +173,7 @@ class ValuePart:
         self._is_stamped = is_stamped
         self._ttl_ms = ttl_ms if is_stamped else 0
         self._may_be_null = may_be_null
+        self._has_none = has_none
         fields = [pa.field(name, self._values.type)]
         if is_stamped:
             fields.append(pa.field(WRITTEN_AT, TIME))
@@ -205,7 +208,7 @@ class ValuePart:
             raise StateError(
                 f"{where} has nulls: null is no value; leave out the rows of keys without one"
             )
-        values = self._values.stored(column, where)
+        values = self._values.stored(column, where, has_none=self._has_none)
         if not self._is_stamped:
             return values
         kind = pa.struct(

@@ -63,15 +63,22 @@ class ReadableValues:
             return pa.array(map_present(self._arrow_value, stored), self.type)
         return stored
 
-    def stored(self, shown: pa.Array, where: str) -> pa.Array:
+    def stored(self, shown: pa.Array, where: str, *, has_none: bool = False) -> pa.Array:
         """The values as state keeps them.
 
         Args:
             where: state and column, for the message.
+            has_none: null is None, which is a value, and stored as one; else it is that there is nothing.
 
         Raises:
             StateError: one does not fit.
         """
+        stored = self._stored(shown, where)
+        if has_none and stored.null_count and not self._codec.is_immutable:
+            return stored.fill_null(self._codec.to_stored(None))
+        return stored
+
+    def _stored(self, shown: pa.Array, where: str) -> pa.Array:
         if self._is_text:
             if not (pt.is_string(shown.type) or pt.is_large_string(shown.type)):
                 raise StateError(
@@ -102,7 +109,8 @@ class ReadableValues:
         Raises:
             StateError: one does not fit.
         """
-        return [self._codec.encode(one) for one in self._codec.stored(self.stored(shown, where))]
+        stored = self.stored(shown, where, has_none=True)
+        return [self._codec.encode(one) for one in self._codec.stored(stored)]
 
     def _arrow_value(self, stored: bytes) -> Any:
         return _pairs(self._codec.to_value(stored), self.type)

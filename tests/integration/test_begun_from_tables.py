@@ -252,3 +252,50 @@ def test_history_then_live(
     )
     assert env.submit("live", from_savepoint=Path(savepoint)).wait(DEADLINE_S).status == "FINISHED"
     assert written(tmp_path / "out") == expected()
+
+
+class Tells(ps.KeyedProcessFunction):
+    nested = ps.ListState("nested", pa.list_(pa.int64()))
+    texts = ps.ListState("texts", pa.string())
+    plain = ps.ListState("plain")
+    pickled = ps.ListState("pickled", codec="pickle")
+    by_name = ps.MapState("by_name", pa.string(), pa.struct([("a", pa.int64())]))
+
+    @override
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        lists = [self.nested.get(), self.texts.get(), self.plain.get(), self.pickled.get()]
+        out.emit(said=repr([*map(list, lists), sorted(self.by_name.items())]))
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_none_in_lists_and_maps_is_none(
+    new_env: NewEnvironment, tmp_path: Path, backend: str
+) -> None:
+    """Null is what ``add(None)`` and ``put(key, None)`` have left, where values are stored encoded as well."""
+    directory = str(tmp_path / "checkpoints")
+    config = {"execution.checkpointing.dir": directory, "state.backend.type": backend}
+    env = new_env(1, config)
+    said = env.from_rows([{"k": 1}]).key_by("k").process(Tells(), schema={"said": str}).uid("tells")
+    result = said.collect()
+    nested = pa.list_(pa.list_(pa.int64()))
+    struct = pa.struct([("a", pa.int64())])
+
+    def of(**columns: tuple[list[Any], pa.DataType]) -> pa.Table:
+        return pa.table(
+            {"k": [1] * len(next(iter(columns.values()))[0])}
+            | {n: pa.array(*c) for n, c in columns.items()}
+        )
+
+    tables = {
+        "nested": of(value=([[[1], None, []]], nested)),
+        "texts": of(value=([["x", None]], pa.list_(pa.string()))),
+        "plain": of(value=([["[1]", None, "null"]], pa.list_(pa.string()))),
+        "pickled": of(value=([[None]], pa.list_(pa.binary()))),
+        "by_name": of(map_key=(["a", "b"], pa.string()), value=([None, {"a": 2}], struct)),
+    }
+    path = ps.write_savepoint(tmp_path / "begun", {"tells": tables}, job=env)
+    env.submit("tells", from_savepoint=path).wait(DEADLINE_S)
+    [row] = result.to_pylist()
+    assert row["said"] == repr(
+        [[[1], None, []], ["x", None], [[1], None, None], [None], [("a", None), ("b", {"a": 2})]]
+    )
