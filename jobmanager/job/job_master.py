@@ -412,7 +412,7 @@ class JobMaster(JobMasterViews):
         self._perform(self._parts.stop_checkpoints())
 
     def _stop(self, state: JobState, *, is_final: bool = False) -> None:
-        """Leaves the way forward for good: cancels what a TaskManager has, drops what none has.
+        """Leaves the way forward for good: tells tasks what is void, cancels what a TaskManager has, drops what none has.
 
         Args:
             is_final: nobody ever goes on with the job.
@@ -422,10 +422,10 @@ class JobMaster(JobMasterViews):
         parts, groups = self._parts, self._parts.groups
         turn = JobTurn.STOPPED_FOR_GOOD if is_final else JobTurn.STOPPED
         self._phase = next_phase(self._phase, turn)
+        self._perform(parts.stop_checkpoints())
         self._perform(self._restarts.withdraw(groups.all))
         group = groups.take(groups.all, GroupEvent.ENDED)
         self._perform(self._restarts.cancel(group, groups.all, is_final=is_final))
-        self._perform(parts.stop_checkpoints())
 
     # ------------------------------------------------------------ the end
 

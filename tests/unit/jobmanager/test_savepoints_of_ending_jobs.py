@@ -118,3 +118,36 @@ def test_what_its_job_has_not_committed_is_not_said_to_be(
             assert "--in-doubt commit" in told
 
     run(scenario)
+
+
+def test_tasks_hear_that_a_savepoint_is_void_before_they_are_cancelled(
+    make_graph: Any, cluster_of: Any, tmp_path: Path
+) -> None:
+    """Behind that they leave what they have prepared for one, which may be complete."""
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            taskmanager = await cluster.add("tm1")
+            fake = Checkpointed(taskmanager)
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            triggered = asyncio.Event()
+            told: list[str] = []
+
+            def obey(command: Any) -> None:
+                told.append(command.WhichOneof("command"))
+                triggered.set()
+
+            taskmanager.on_command = obey  # nobody acknowledges it
+            answer = asyncio.ensure_future(
+                asked(cluster, "canonical", str(tmp_path / "savepoints"))
+            )
+            await triggered.wait()
+            assert not taskmanager.canceled
+            await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            await cluster.wait_for(JOB, "CANCELED")
+            assert told.count("checkpoint_aborted") == len(fake.attempts)
+            with pytest.raises(grpc.RpcError):
+                await answer
+
+    run(scenario)
