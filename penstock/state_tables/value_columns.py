@@ -158,15 +158,17 @@ def _is_alike(given: pa.DataType, wanted: pa.DataType) -> bool:
         return True
     if pt.is_struct(wanted):
         return pt.is_struct(given) and all(
-            one.name in wanted.names and _is_alike(one.type, wanted.field(one.name).type)
+            one.name in wanted.names and _is_alike_within(one.type, wanted.field(one.name).type)
             for one in given
         )
     if pt.is_map(wanted):
-        return pt.is_map(given) and all(
-            map(_is_alike, (given.key_type, given.item_type), (wanted.key_type, wanted.item_type))
+        return (
+            pt.is_map(given)
+            and _is_alike_within(given.key_type, wanted.key_type)
+            and _is_alike_within(given.item_type, wanted.item_type)
         )
     if pt.is_nested(wanted):
-        return _is_list(given) and _is_alike(given.value_type, wanted.value_type)
+        return _is_list(given) and _is_alike_within(given.value_type, wanted.value_type)
     if pt.is_floating(given):
         return bool(pt.is_floating(wanted))
     kinds = (
@@ -180,6 +182,12 @@ def _is_alike(given: pa.DataType, wanted: pa.DataType) -> bool:
         pt.is_boolean,
     )
     return any(kind(given) and kind(wanted) for kind in kinds)
+
+
+def _is_alike_within(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """The same within a value: durations and times of day are numbers where Spark has had them."""
+    is_number = pt.is_integer(given) and (pt.is_duration(wanted) or pt.is_time(wanted))
+    return is_number or _is_alike(given, wanted)
 
 
 def _is_list(kind: pa.DataType) -> bool:

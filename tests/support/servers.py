@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -25,6 +26,8 @@ import yaml
 
 _POLL_S = 0.05
 _END_TIMEOUT_S = 10.0
+_FIRST_PORT = 10_000
+_PORTS_OF_ANY = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 T = TypeVar("T")
 
@@ -68,10 +71,13 @@ def run_tool(
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port that nobody listens on, and that nobody is given who asks for any: it may be bound much later."""
+    first_of_any = max(int(_PORTS_OF_ANY.read_text().split()[0]), 2 * _FIRST_PORT)
+    while True:
+        port = _FIRST_PORT + secrets.randbelow(first_of_any - _FIRST_PORT)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_for(

@@ -27,6 +27,7 @@ from tests.support.other_users import (
     readable_by_nobody,
 )
 from tests.support.processes import Beacon, DaemonCluster, Site, tell
+from tests.support.servers import free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.sampled(3)]
 
@@ -205,7 +206,7 @@ def test_clients_of_the_same_user_need_only_the_address(own_site: Site) -> None:
 
 def test_a_taskmanager_waits_for_its_jobmanagers_token(own_site: Site) -> None:
     directory = own_site.directory / "late"
-    port = str(_free_port())
+    port = str(free_port())
     taskmanager = own_site.start_python(
         "-P", "-m", "taskmanager", "--dir", str(own_site.directory / "tm"),
         "--jobmanager", f"127.0.0.1:{port}",
@@ -270,9 +271,3 @@ def test_a_token_file_that_others_can_read_is_refused(own_site: Site) -> None:
     assert f"{secret} can be read by other users (mode 0644)" in ended.stderr
     assert f"chmod 600 {secret}" in ended.stderr
     own_site.assert_nothing_left()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -239,7 +239,8 @@ def test_one_of_those_who_believe_they_lead_wins_and_what_head_names_stays(
             for number in range(1, LEADERS + 1):
                 directory = tmp_path / f"jobmanager-{number}"
                 if leaders:  # it has heard of nothing that its predecessor does from here on
-                    shutil.copytree(leaders[-1].directory, directory)
+                    half_written = shutil.ignore_patterns(".tmp-*")
+                    shutil.copytree(leaders[-1].directory, directory, ignore=half_written)
                 one = await stack.enter_async_context(
                     leading(directory, config, watched, f"tm{number}")
                 )

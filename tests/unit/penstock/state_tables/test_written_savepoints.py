@@ -287,6 +287,9 @@ def test_values_of_the_same_kind_are_taken() -> None:
     wanted = pa.struct([("a", pa.large_string()), ("b", pa.list_(pa.float64())), ("c", pa.int8())])
     assert fitted(given, wanted, "here").to_pylist() == [{"a": "x", "b": [1.0], "c": None}]
     assert fitted(pa.array(["x"]), pa.large_string(), "here").to_pylist() == ["x"]
+    # Spark has durations and times of day as numbers.
+    spans = fitted(pa.array([[1, None]]), pa.list_(pa.duration("ms")), "here")
+    assert spans.to_pylist() == [[dt.timedelta(milliseconds=1), None]]
 
 
 @pytest.mark.parametrize(("states", "message"), WRONG, ids=[message for _, message in WRONG])
