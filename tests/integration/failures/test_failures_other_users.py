@@ -6,7 +6,6 @@ Method: real daemons; what another user can do is tried in processes of ``nobody
 from __future__ import annotations
 
 import signal
-import socket
 import stat
 import textwrap
 from collections.abc import Iterator
