@@ -159,6 +159,9 @@ def test_servers_that_come_and_go_restart_no_job(
                     server.signal(signal.SIGCONT)
                 stopped = []
                 await_roles(cluster)
+                if count > 1:  # whose session is over hears of it as the quorum is back, and ends
+                    await_written(out, written(out) + int(SESSION_S * RATE))
+                    await_roles(cluster)
                 epochs.append(epoch_of(cluster))
         finally:
             for server in stopped:
