@@ -45,24 +45,15 @@ class StoreCallsRunner:
         """Threads that were given up on and whose call has not returned yet."""
         self.given_up = 0
         """Calls that were given up on so far."""
-        self._none_hangs = asyncio.Event()
-        self._none_hangs.set()
         self._under_way = 0
         self._all_returned = asyncio.Event()
         self._all_returned.set()
 
-    async def wait_for_hanging(self, timeout_ms: int) -> None:
-        """Waits until all calls that were given up on have returned, so long at most."""
-        await self._wait(self._none_hangs, timeout_ms)
-
     async def wait_for_all(self, timeout_ms: int) -> None:
-        """Waits until all calls have returned, those that are to be given up on as well, so long at most."""
-        await self._wait(self._all_returned, timeout_ms)
-
-    async def _wait(self, event: asyncio.Event, timeout_ms: int) -> None:
+        """Waits until all calls have returned, those that were given up on as well, so long at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):
-                await event.wait()
+                await self._all_returned.wait()
 
     def _note_under_way(self, change: int) -> None:
         self._under_way += change
@@ -73,10 +64,6 @@ class StoreCallsRunner:
 
     def _note_hanging(self, change: int) -> None:
         self.hanging += change
-        if self.hanging:
-            self._none_hangs.clear()
-        else:
-            self._none_hangs.set()
         self._changed()
 
     async def run(

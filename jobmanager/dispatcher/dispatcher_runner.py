@@ -138,7 +138,7 @@ class DispatcherRunner:
                 started.set()
                 await asyncio.Event().wait()
         finally:  # what is being written is not written behind a successor's back
-            await self._records.wait_for_hanging(_ABANDON_TIMEOUT_MS)
+            await self._records.wait_for_all(_ABANDON_TIMEOUT_MS)
 
     def _start(self, work: Coroutine[None, None, None]) -> None:
         assert self._tasks is not None, "jobs are known while the dispatcher runs"

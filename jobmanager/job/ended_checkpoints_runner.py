@@ -73,7 +73,7 @@ async def delete_checkpoints(
                 late = writers if writers is not None and writers.hanging else None
                 await calls.run("discard", partial(_discard, job_id, store, jobs))
                 if late is not None:
-                    await late.wait_for_hanging(_WRITERS_PATIENCE_MS)
+                    await late.wait_for_all(_WRITERS_PATIENCE_MS)
                     continue
             if slots_end_s and (directory or sweep is not None):
                 await asyncio.sleep(slots_end_s)

@@ -303,7 +303,11 @@ def _as_keys(keys: Any, type_: pa.DataType) -> pa.Array:
         if keys.type == type_:
             return keys
         if pa.types.is_struct(type_):
-            return keys.cast(type_)
+            if not pa.types.is_struct(keys.type) or {*keys.type.names} != {*type_.names}:
+                raise ValueError("they have other columns")
+            given = dict(zip(keys.type.names, keys.flatten(), strict=True))
+            columns = [conformed_column(given[field.name], field) for field in type_]
+            return pa.StructArray.from_arrays(columns, fields=list(type_))
         return conformed_column(keys, pa.field("key", type_))
     if pa.types.is_struct(type_):
         found = list(keys)

@@ -255,6 +255,10 @@ def test_what_iterating_gives_is_taken_for_keys_and_values() -> None:
         ([{"user": 1, "n": 5.5}], "5.5 is no int64"),
         ([(1, 5)], "tuple indices"),
         ([{"user": 1}], "'n'"),
+        (pa.array([{"user": 1, "n": 5.5}]), "5.5"),
+        (pa.array([{"user": 1, "n": 5, "more": 1}]), "other columns"),
+        (pa.array([5]), "other columns"),
+        (pa.array([{"user": 1, "n": dt.datetime(2020, 1, 1)}]), "'n'"),  # noqa: DTZ001
     ],
 )
 def test_keys_of_several_columns_are_not_cut(asked: list[Any], message: str) -> None:
