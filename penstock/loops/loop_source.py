@@ -38,6 +38,10 @@ TIMER_CALLS: Final = (
     "delete_processing_time",
 )
 _CELLS: Final = {"int64": "as_integer", "float64": "as_float", "bool": "as_boolean"}
+_AHEAD: Final = 16
+"""So many rows before it is its turn the memory of a row's numbers is asked for."""
+_CACHED: Final = 1 << 13
+"""So many numbers of a state are near the processor anyway."""
 _DTYPES: Final = {"int64": "int64", "float64": "float64", "bool": "bool_"}
 
 
@@ -91,6 +95,7 @@ class _Writer(ExpressionWriter):
             "import numpy as _p_numpy",
             "from math import fabs as _p_fabs",
             f"from penstock.loops.operations import {imports}" if used else "",
+            f"from penstock.loops.prefetch import prefetch as {OWN}prefetch",
             f"def loop({', '.join(names)}):",
             f"    {OWN}n = 0",
             f"    {OWN}before = 0",
@@ -111,9 +116,22 @@ class _Writer(ExpressionWriter):
             f"        {OWN}s = {OWN}slots[{OWN}i]",
             f"        {OWN}before = {OWN}n",
         ]
+        head += self._asks_ahead()
         if self._has_leave:
             head.append(f"        {OWN}leave = False")
         self._out = [(text, own) for text in head]
+
+    def _asks_ahead(self) -> list[str]:
+        """Numbers of many keys are not near the processor: those of a row are asked for some rows before."""
+        states = list(self._source.states)
+        if not states:
+            return []
+        asked = [f"            {OWN}prefetch(s_{name}, {OWN}ahead)" for name in states]
+        return [
+            f"        if {OWN}i + {_AHEAD} < {OWN}stop and len(s_{states[0]}) > {_CACHED}:",
+            f"            {OWN}ahead = {OWN}slots[{OWN}i + {_AHEAD}]",
+            *asked,
+        ]
 
     def _tail(self) -> None:
         source = self._source

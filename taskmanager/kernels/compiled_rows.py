@@ -173,9 +173,11 @@ def partition(channels: UInt16Array, order: Int64Array, bounds: Int64Array) -> i
         bounds[channel + 1] += 1
     for position in range(count):
         bounds[position + 1] += bounds[position]
-    following = bounds.copy()
     for row in range(len(channels)):
         channel = np.int64(channels[row])
-        order[following[channel]] = row
-        following[channel] += 1
+        order[bounds[channel]] = row
+        bounds[channel] += 1
+    for position in range(count, 0, -1):  # each start has become the next one
+        bounds[position] = bounds[position - 1]
+    bounds[0] = 0
     return -1

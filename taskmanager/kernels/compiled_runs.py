@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.loops.prefetch import prefetch
 from penstock.storage.key_types import Int64Array, UInt64Array
-from taskmanager.kernels.compiled_words import prefetch
 from taskmanager.kernels.jit import (
     INT64,
     INT64S,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.loops.prefetch import prefetch
 from penstock.storage.key_types import BoolArray, ByteArray, Int64Array, UInt64Array
 from taskmanager.kernels import layout
 from taskmanager.kernels.compiled_words import copy_bytes, equal_bytes, load_word, store_word
@@ -41,6 +42,10 @@ _ARENA_USED = layout.STATE_ARENA_USED
 _ARENA_DEAD = layout.STATE_ARENA_DEAD
 _OWN_MULTIPLIER = layout.STATE_MULTIPLIER
 _HEADER = layout.ARENA_HEADER_BYTES
+_AHEAD = 16
+"""So many rows before it is its turn the memory of a record is asked for."""
+_CACHED_WORDS = 1 << 14
+"""Records of so many words in all are near the processor anyway."""
 
 
 @inlined
@@ -55,6 +60,14 @@ def _home(key: Any, multiplier: Any, capacity: Any) -> Any:
     mixed = np.uint64(key) * _MULTIPLIER
     mixed ^= mixed >> _HALF
     return _byte_home(mixed, multiplier, capacity)
+
+
+@inlined
+def _ask_for_word(row: Any, keys: Any, records: Any, multiplier: Any, slot_count: Any) -> Any:
+    """Asks for the memory where probing for the key word of a row ahead starts."""
+    if records.size > _CACHED_WORDS and row + _AHEAD < len(keys):
+        slot = _home(keys[row + _AHEAD], multiplier, slot_count)
+        prefetch(records, np.int64(slot) * records.shape[1])
 
 
 @inlined
@@ -146,11 +159,11 @@ def upsert_fixed(
     capacity = records.shape[0] - 2
     slot_count = np.uint64(capacity)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
-    has_nulls = len(nulls) > 0
     count = state[_COUNT]
     for row in range(len(keys)):
+        _ask_for_word(row, keys, records, multiplier, slot_count)
         key = keys[row]
-        if has_nulls and nulls[row]:
+        if len(nulls) > 0 and nulls[row]:
             slot = np.uint64(capacity + 1)
             count += _use_special(records, slot, _NULL_USED, state, free, index_column)
         elif key == _EMPTY:
@@ -204,6 +217,7 @@ def find_fixed(
     slot_count = np.uint64(capacity)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(keys)):
+        _ask_for_word(row, keys, records, multiplier, slot_count)
         if len(nulls) > 0 and nulls[row]:
             slots[row] = capacity + 1 if state[_NULL_USED] else -1
         elif keys[row] == _EMPTY:
@@ -273,6 +287,19 @@ def remove_fixed(
 
 
 @inlined
+def _ask_for_bytes(
+    row: Any, hashes: Any, records: Any, arena: Any, multiplier: Any, slot_count: Any
+) -> Any:
+    """Asks for the memory of the records of rows ahead, and of the bytes of those whose record has come."""
+    if records.size > _CACHED_WORDS and row + 2 * _AHEAD < len(hashes):
+        slot = _byte_home(hashes[row + 2 * _AHEAD], multiplier, slot_count)
+        prefetch(records, np.int64(slot) * records.shape[1])
+        position = records[_byte_home(hashes[row + _AHEAD], multiplier, slot_count), 1]
+        if position >= 0:
+            prefetch(arena, position)
+
+
+@inlined
 def _probe_bytes(
     data: Any,
     start: Any,
@@ -323,6 +350,7 @@ def upsert_bytes(
     slot_count = np.uint64(records.shape[0] - 2)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(hashes)):
+        _ask_for_bytes(row, hashes, records, arena, multiplier, slot_count)
         start = offsets[row]
         length = offsets[row + 1] - start
         key_hash = np.int64(hashes[row])
@@ -360,6 +388,7 @@ def find_bytes(
     slot_count = np.uint64(records.shape[0] - 2)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(hashes)):
+        _ask_for_bytes(row, hashes, records, arena, multiplier, slot_count)
         start = offsets[row]
         length = offsets[row + 1] - start
         key_hash = np.int64(hashes[row])
@@ -386,6 +415,7 @@ def remove_bytes(
     slot_count = np.uint64(records.shape[0] - 2)
     multiplier = np.uint64(state[_OWN_MULTIPLIER])
     for row in range(len(hashes)):
+        _ask_for_bytes(row, hashes, records, arena, multiplier, slot_count)
         start = offsets[row]
         length = offsets[row + 1] - start
         key_hash = np.int64(hashes[row])

@@ -21,6 +21,7 @@ from taskmanager.kernels.jit import (
     INT64,
     INT64S,
     INT64S_IN,
+    UINT32,
     UINT64,
     UINT64S,
     UINT64S_IN,
@@ -37,49 +38,38 @@ _BYTES_MULTIPLIER = np.uint64(BYTES_MULTIPLIER)
 _ALL_BITS = np.uint64(2**64 - 1)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def load_word(typing_context: Any, data: Any, position: Any) -> Any:  # noqa: ARG001
-    """The 8 bytes at any byte position of a uint8 array, as uint64."""
+def _loader(bits: int, number: Any) -> Any:
+    """A function of a uint8 array and any byte position in it: the number of so many bits there."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        address = builder.gep(array.data, [arguments[1]])
-        word = builder.bitcast(address, ir.IntType(64).as_pointer())
-        return builder.load(word, align=1)
+    def load(typing_context: Any, data: Any, position: Any) -> Any:  # noqa: ARG001
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, arguments[0])
+            address = builder.gep(array.data, [arguments[1]])
+            return builder.load(builder.bitcast(address, ir.IntType(bits).as_pointer()), align=1)
 
-    return UINT64(data, INT64), generate
+        return number(data, INT64), generate
 
-
-@intrinsic  # type: ignore[untyped-decorator]
-def store_word(typing_context: Any, data: Any, position: Any, word: Any) -> Any:  # noqa: ARG001
-    """Stores a uint64 as 8 bytes at any byte position of a uint8 array."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        address = builder.gep(array.data, [arguments[1]])
-        target = builder.bitcast(address, ir.IntType(64).as_pointer())
-        builder.store(arguments[2], target, align=1)
-        return context.get_dummy_value()
-
-    return VOID(data, INT64, UINT64), generate
+    return intrinsic(load)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def prefetch(typing_context: Any, data: Any, position: Any) -> Any:  # noqa: ARG001
-    """Asks for the memory of a value of an array, which may end before it; waits for nothing."""
+def _storer(bits: int, number: Any) -> Any:
+    """A function that stores a number of so many bits at any byte position of a uint8 array."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        pointer, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
-        address = builder.bitcast(builder.gep(array.data, [arguments[1]]), pointer)
-        kind = ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag])
-        function = builder.module.declare_intrinsic("llvm.prefetch", (pointer,), kind)
-        builder.call(
-            function, [address, flag(0), flag(3), flag(1)]
-        )  # to read, into all caches, data
-        return context.get_dummy_value()
+    def store(typing_context: Any, data: Any, position: Any, value: Any) -> Any:  # noqa: ARG001
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, arguments[0])
+            address = builder.gep(array.data, [arguments[1]])
+            target = builder.bitcast(address, ir.IntType(bits).as_pointer())
+            builder.store(arguments[2], target, align=1)
+            return context.get_dummy_value()
 
-    return VOID(data, INT64), generate
+        return VOID(data, INT64, number), generate
+
+    return intrinsic(store)
+
+
+load_word, store_word = _loader(64, UINT64), _storer(64, UINT64)
+_load_half, _store_half = _loader(32, UINT32), _storer(32, UINT32)
 
 
 @inlined
@@ -92,36 +82,54 @@ def mix(word: Any) -> Any:
 
 @inlined
 def equal_bytes(left: Any, left_start: Any, right: Any, right_start: Any, length: Any) -> Any:
-    """Whether two byte strings of one length are equal."""
-    position = 0
-    while position + 8 <= length:
-        if load_word(left, left_start + position) != load_word(right, right_start + position):
-            return False
-        position += 8
-    if length >= 8:  # the last word overlaps the one before
+    """Whether two byte strings of one length are equal.
+
+    The last word or half of a word overlaps the one before, so that no length takes a loop of bytes.
+    """
+    if length >= 8:
         position = length - 8
-        return load_word(left, left_start + position) == load_word(right, right_start + position)
-    while position < length:
-        if left[np.uint64(left_start + position)] != right[np.uint64(right_start + position)]:
-            return False
-        position += 1
-    return True
+        equal = load_word(left, left_start + position) == load_word(right, right_start + position)
+        position = 0
+        while equal and position + 8 < length:
+            word = load_word(left, left_start + position)
+            equal = word == load_word(right, right_start + position)
+            position += 8
+    elif length >= 4:
+        end = length - 4
+        first = _load_half(left, left_start) ^ _load_half(right, right_start)
+        last = _load_half(left, left_start + end) ^ _load_half(right, right_start + end)
+        equal = (first | last) == 0
+    elif length > 0:
+        middle, end = length >> 1, length - 1
+        equal = (
+            left[np.uint64(left_start)] == right[np.uint64(right_start)]
+            and left[np.uint64(left_start + middle)] == right[np.uint64(right_start + middle)]
+            and left[np.uint64(left_start + end)] == right[np.uint64(right_start + end)]
+        )
+    else:
+        equal = True
+    return equal
 
 
 @inlined
 def copy_bytes(source: Any, source_start: Any, target: Any, target_start: Any, length: Any) -> Any:
-    """Copies a byte string."""
-    position = 0
-    while position + 8 <= length:
-        store_word(target, target_start + position, load_word(source, source_start + position))
-        position += 8
-    if length >= 8:  # the last word overlaps the one before
+    """Copies a byte string, as ``equal_bytes`` compares."""
+    if length >= 8:
+        position = 0
+        while position + 8 < length:
+            store_word(target, target_start + position, load_word(source, source_start + position))
+            position += 8
         position = length - 8
         store_word(target, target_start + position, load_word(source, source_start + position))
-        return
-    while position < length:
-        target[np.uint64(target_start + position)] = source[np.uint64(source_start + position)]
-        position += 1
+    elif length >= 4:
+        end = length - 4
+        _store_half(target, target_start, _load_half(source, source_start))
+        _store_half(target, target_start + end, _load_half(source, source_start + end))
+    elif length > 0:
+        middle, end = length >> 1, length - 1
+        target[np.uint64(target_start)] = source[np.uint64(source_start)]
+        target[np.uint64(target_start + middle)] = source[np.uint64(source_start + middle)]
+        target[np.uint64(target_start + end)] = source[np.uint64(source_start + end)]
 
 
 @kernel(VOID(BYTES_IN, INT64S_IN, BYTES, INT64S_IN, INT64S_IN), nogil=True)

@@ -20,6 +20,7 @@ from numba import types
 F = TypeVar("F", bound=Callable[..., Any])
 
 INT64 = types.int64
+UINT32 = types.uint32
 UINT64 = types.uint64
 BOOL = types.boolean
 VOID = types.void
@@ -44,14 +45,18 @@ FLOAT64_RECORDS = types.float64[:, ::1]
 def kernel(signature: Any, *, nogil: bool = False) -> Callable[[F], F]:
     """Compiles a function for fixed signatures.
 
+    A kernel allocates nothing, so that no references are counted: numba would count those of every array
+    in every row of many a loop, which takes several times as long as the row. One that allocates is not compiled.
+
     Args:
         signature: numba signature, or a list of them.
         nogil: releases the interpreter lock while the kernel runs: for those that may take long.
     """
 
     def compile_(function: F) -> F:
+        options = {"nogil": nogil, "_nrt": False}
         try:
-            compiled = numba.njit(signature, cache=True, nogil=nogil)(function)
+            compiled = numba.njit(signature, cache=True, **options)(function)
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise
@@ -61,7 +66,7 @@ def kernel(signature: Any, *, nogil: bool = False) -> Callable[[F], F]:
                 RuntimeWarning,
                 stacklevel=2,
             )
-            compiled = numba.njit(signature, nogil=nogil)(function)
+            compiled = numba.njit(signature, **options)(function)
         return cast("F", compiled)
 
     return compile_
