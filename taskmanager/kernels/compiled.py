@@ -55,6 +55,7 @@ class Kernels:
     upsert_fixed = staticmethod(compiled_table.upsert_fixed)
 
     copy_changed = staticmethod(compiled_versions.copy_changed)
+    stamp_changed = staticmethod(compiled_versions.stamp_changed)
     touch = staticmethod(compiled_versions.touch)
     touch_displaced = staticmethod(compiled_versions.touch_displaced)
 

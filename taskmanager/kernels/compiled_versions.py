@@ -1,23 +1,65 @@
-"""Compiled loops over the version words of a key table: stamp, copy what has changed.
+"""Compiled loops over versions, in the words of a key table or in an array by slot: stamp, copy what has changed.
 
 See ``layout`` for the layout of records.
 """
 
 from __future__ import annotations
 
-from penstock.storage.key_types import Int64Array
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import layout
 from taskmanager.kernels.jit import (
     BOOL,
+    BOOLS,
+    BOOLS_IN,
     INT64,
     INT64S,
     INT64S_IN,
     RECORDS,
     RECORDS_IN,
+    TWO_INT64,
     kernel,
 )
 
 _EMPTY = layout.EMPTY_WORD
+
+
+@kernel(TWO_INT64(INT64S_IN, BOOLS, BOOLS_IN, INT64S, BOOLS, INT64, INT64S))
+def stamp_changed(
+    slots: Int64Array,
+    changed: BoolArray,
+    are_there: BoolArray,
+    versions: Int64Array,
+    present: BoolArray,
+    version: int,
+    gone: Int64Array,
+) -> tuple[int, int]:
+    """Stamps the slots that are marked as changed and hold something, and takes the marks away.
+
+    Args:
+        slots: int64[n], also more than once.
+        changed: bool[room], the marks.
+        are_there: bool[room], which slots hold something.
+        versions: int64[room]; those of stamped slots become ``version``.
+        present: bool[room]; those of stamped slots become True.
+        version: the present one.
+        gone: int64[n], filled with the (different) marked slots that hold nothing.
+
+    Returns:
+        How many have been stamped, and how many are gone.
+    """
+    stamped = left = 0
+    for row in range(len(slots)):
+        slot = slots[row]
+        if changed[slot]:
+            changed[slot] = False
+            if are_there[slot]:
+                versions[slot] = version
+                present[slot] = True
+                stamped += 1
+            else:
+                gone[left] = slot
+                left += 1
+    return stamped, left
 
 
 @kernel(INT64(INT64S_IN, RECORDS, INT64, INT64, INT64S, INT64S))

@@ -20,6 +20,7 @@ from numba import types
 F = TypeVar("F", bound=Callable[..., Any])
 
 INT64 = types.int64
+TWO_INT64 = types.UniTuple(types.int64, 2)
 UINT32 = types.uint32
 UINT64 = types.uint64
 BOOL = types.boolean

@@ -103,7 +103,7 @@ class KeySpace:
         """Ends the bundle."""
         is_exported = False
         for column in self._columns.values():
-            if column.changed:
+            if column.has_changed:
                 gone = column.leave()
                 if len(gone):
                     self._candidates.append(gone)

@@ -12,9 +12,12 @@ import numpy as np
 from typing_extensions import override
 
 from penstock.storage.key_types import BoolArray, Int64Array
+from taskmanager.kernels.backend import kernels
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
 from taskmanager.state.hashmap.cell_columns import ValueColumn
 from taskmanager.state.hashmap.object_column import ColumnHome
+
+_NONE: Int64Array = np.empty(0, np.int64)
 
 
 class NumberCells:
@@ -81,22 +84,23 @@ class NumberColumn(ValueColumn):
     """A number per key.
 
     Attributes:
-        changed_numbers: bool[room], slots whose number a loop has changed; see ``put_numbers``.
+        changed_numbers: bool[room], slots whose number a loop has changed; see ``put_numbers``. All False outside of bundles.
     """
 
     def __init__(self, home: ColumnHome, descriptor: StateDescriptor) -> None:
         super().__init__(home, descriptor)
         self.values: Any = NumberCells(descriptor.number_kind, home.room)
         self.changed_numbers: BoolArray = np.zeros(home.room, np.bool_)
-        self._changed_slots: list[Int64Array] = []
+        self._loop_slots: list[Int64Array] = []
 
     def put_numbers(self, slots: Int64Array) -> None:
         """A loop may have changed the numbers in these slots: those that it has are changed."""
-        changed = slots[self.changed_numbers[slots]]
-        if len(changed):
-            self.changed_numbers[changed] = False
-            self._changed_slots.append(changed)
-            self.changed.append(int(changed[0]))  # so that the bundle has changed something
+        self._loop_slots.append(slots)
+
+    @property
+    @override
+    def has_changed(self) -> bool:
+        return bool(self.changed or self._loop_slots)
 
     @override
     def grow(self, room: int) -> None:
@@ -105,10 +109,22 @@ class NumberColumn(ValueColumn):
 
     @override
     def leave(self) -> Int64Array:
-        self._changed_slots.append(np.array(self.changed, np.int64))
-        slots = np.concatenate(self._changed_slots)
-        self._changed_slots.clear()
-        return self._left(slots, np.unique(slots[~self.values.are_there[slots]]))
+        parts, self._loop_slots = self._loop_slots, []
+        if self.changed:
+            parts.append(np.array(self.changed, np.int64))
+            self.changed_numbers[parts[-1]] = True
+        slots = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        gone = np.empty(len(slots), np.int64)
+        stamped, count = kernels().stamp_changed(
+            slots,
+            self.changed_numbers,
+            self.values.are_there,
+            self._versions,
+            self.present,
+            self.version,
+            gone,
+        )
+        return self._left(_NONE, gone[:count]) if stamped or count else _NONE
 
     @override
     def memory_bytes(self) -> int:

@@ -99,6 +99,11 @@ class ObjectColumn(ABC):
         """Schema of the exported rows."""
         return self._schema
 
+    @property
+    def has_changed(self) -> bool:
+        """Something may have been changed since ``enter``."""
+        return bool(self.changed)
+
     def is_changed(self, since_version: int) -> bool:
         """Something has changed after that version."""
         return self._changed_in > since_version

@@ -31,6 +31,7 @@ from tests.support.kernel_twins.table import (
 )
 from tests.support.kernel_twins.versions import (
     copy_changed,
+    stamp_changed,
     touch,
     touch_displaced,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "remove_fixed",
     "slice_starts",
     "spread_ranges",
+    "stamp_changed",
     "touch",
     "touch_displaced",
     "upsert_bytes",

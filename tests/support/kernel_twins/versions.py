@@ -4,7 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.storage.key_types import Int64Array
+from penstock.storage.key_types import BoolArray, Int64Array
+
+
+def stamp_changed(
+    slots: Int64Array,
+    changed: BoolArray,
+    are_there: BoolArray,
+    versions: Int64Array,
+    present: BoolArray,
+    version: int,
+    gone: Int64Array,
+) -> tuple[int, int]:
+    """See ``compiled_versions.stamp_changed``."""
+    _, first = np.unique(slots, return_index=True)
+    marked = slots[np.sort(first)]
+    marked = marked[changed[marked]]
+    held, left = marked[are_there[marked]], marked[~are_there[marked]]
+    changed[marked] = False
+    versions[held] = version
+    present[held] = True
+    gone[: len(left)] = left
+    return len(held), len(left)
 
 
 def touch(

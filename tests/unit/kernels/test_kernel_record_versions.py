@@ -291,3 +291,24 @@ def test_tombstones_in_many_small_batches_are_counted_as_what_they_take() -> Non
         assert table.memory_bytes() == before
     assert sizes[0] >= 16_000
     assert sizes[1] > sizes[0] + 250_000
+
+
+@given(
+    st.lists(st.integers(0, 30), max_size=60),
+    st.lists(st.booleans(), min_size=31, max_size=31),
+    st.lists(st.booleans(), min_size=31, max_size=31),
+)
+def test_marked_slots_are_stamped_once(
+    slots: list[int], marks: list[bool], there: list[bool]
+) -> None:
+    results = []
+    for compiled in (True, False):
+        given = [np.array(marks), np.array(there), np.full(31, -1), np.zeros(31, np.bool_)]
+        gone = np.empty(len(slots), np.int64)
+        counts = load(compiled=compiled).stamp_changed(np.array(slots, np.int64), *given, 5, gone)
+        results.append([[part.tolist() for part in given], gone[: counts[1]].tolist(), counts])
+    assert results[0] == results[1]
+    marked = {slot for slot in slots if marks[slot]}
+    versions = results[0][0][2]
+    assert {slot for slot in range(31) if versions[slot] == 5} == {s for s in marked if there[s]}
+    assert sum(results[0][2]) == len(marked)
