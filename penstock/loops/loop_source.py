@@ -4,7 +4,7 @@ Behind each statement that may fail stands a test that leaves the loop. So a row
 state, as in Python, and the rows before it are done.
 
 Example: the text for a function that counts, shortened.
-    for _p_i in range(_p_first, _p_stop):
+    for _p_i in _p_range(_p_first, _p_stop):
         _p_s = _p_slots[_p_i]
         count = _p_add((s_count[_p_s] if e_count[_p_s] else 0), 1, _p_errors, 12)
         if _p_errors[0] != 0: break
@@ -38,6 +38,7 @@ TIMER_CALLS: Final = (
     "delete_processing_time",
 )
 _CELLS: Final = {"int64": "as_integer", "float64": "as_float", "bool": "as_boolean"}
+_ARGUMENTS: Final = ("first", "stop", "slots", "times", "watermark", "now", "errors", "room")
 _AHEAD: Final = 16
 """So many rows before it is its turn the memory of a row's numbers is asked for."""
 _CACHED: Final = 1 << 13
@@ -80,18 +81,18 @@ class _Writer(ExpressionWriter):
 
     def _head(self) -> None:
         source, own = self._source, self._function.lineno
-        names = [
-            *(f"{OWN}{name}" for name in ("first", "stop", "slots", "times", "watermark", "now")),
-            f"{OWN}errors",
-            f"{OWN}room",
+        arrays = [
             *(f"{kind}_{index}" for index in range(len(source.columns)) for kind in ("c", "k")),
             *(f"{kind}_{name}" for name in source.states for kind in ("s", "e", "d")),
         ]
+        self._check_names({*arrays, *self._result_arrays()})
+        names = [f"{OWN}{name}" for name in _ARGUMENTS] + arrays
         written = "\n".join(["_p_has_failed(", *(text for text, _ in self._rows)])
         used = [name for name in OPERATIONS if f"{OWN}{name}(" in written]
         imports = ", ".join(f"{name} as {OWN}{name}" for name in used)
         room = f"{max(1, self._calls_per_row)} * {OWN}room"
         head = [
+            f"from builtins import range as {OWN}range",
             "import numpy as _p_numpy",
             "from math import fabs as _p_fabs",
             f"from penstock.loops.operations import {imports}" if used else "",
@@ -112,7 +113,7 @@ class _Writer(ExpressionWriter):
                 for name in ("timer_kinds", "timer_rows", "timer_times")
             ]
         head += [
-            f"    for {OWN}i in range({OWN}first, {OWN}stop):",
+            f"    for {OWN}i in {OWN}range({OWN}first, {OWN}stop):",
             f"        {OWN}s = {OWN}slots[{OWN}i]",
             f"        {OWN}before = {OWN}n",
         ]
@@ -121,6 +122,16 @@ class _Writer(ExpressionWriter):
             head.append(f"        {OWN}leave = False")
         self._out = [(text, own) for text in head]
 
+    def _result_arrays(self) -> list[str]:
+        return [f"{kind}_{index}" for index in range(len(self._source.results)) for kind in "rv"]
+
+    def _check_names(self, arrays: set[str]) -> None:
+        for node in stored_names(self._body):
+            if node.id in arrays:
+                raise refuse(
+                    node, f"{node.id!r} is an array of the compiled loop: name it otherwise"
+                )
+
     def _asks_ahead(self) -> list[str]:
         """Numbers of many keys are not near the processor: those of a row are asked for some rows before."""
         states = list(self._source.states)
@@ -128,7 +139,7 @@ class _Writer(ExpressionWriter):
             return []
         asked = [f"            {OWN}prefetch(s_{name}, {OWN}ahead)" for name in states]
         return [
-            f"        if {OWN}i + {_AHEAD} < {OWN}stop and len(s_{states[0]}) > {_CACHED}:",
+            f"        if {OWN}i + {_AHEAD} < {OWN}stop and s_{states[0]}.size > {_CACHED}:",
             f"            {OWN}ahead = {OWN}slots[{OWN}i + {_AHEAD}]",
             *asked,
         ]
@@ -323,7 +334,7 @@ class _Writer(ExpressionWriter):
             known = self._known(argument)
             given.append(bound if known is None else str(known))
         self._check()
-        self._write(f"for {name} in range({', '.join(given)}):")
+        self._write(f"for {name} in {OWN}range({', '.join(given)}):")
         self._indent += 1
         self._loop_body(body)
         self._indent -= 1
@@ -393,8 +404,7 @@ class _Writer(ExpressionWriter):
             self._write(f"{value} = {self._value(columns[name])}")
             given.append(value)
         self._check()
-        results = [f"{kind}_{index}" for index in range(len(given)) for kind in ("r", "v")]
-        self._make_room(f"{OWN}n", [f"{OWN}rows", *results])
+        self._make_room(f"{OWN}n", [f"{OWN}rows", *self._result_arrays()])
         for index, (value, kind) in enumerate(
             zip(given, self._source.results.values(), strict=True)
         ):
@@ -411,7 +421,7 @@ class _Writer(ExpressionWriter):
             self._calls_per_row += 1
             if not self._may_repeat:
                 return
-        self._write(f"if {count} == len({arrays[0]}):")
+        self._write(f"if {count} == {arrays[0]}.size:")
         for array in arrays:
             self._write(f"    {array} = {OWN}grown({array})")
 

@@ -186,7 +186,8 @@ def _version_of_operations() -> str:
     from penstock.loops import operations
 
     folder = Path(operations.__file__).parent
-    files = [folder.parent / "row_errors.py", *sorted(folder.glob("*.py"))]
+    beside = [folder.parent / name for name in ("prefetch.py", "row_errors.py")]
+    files = [*beside, *sorted(folder.glob("*.py"))]
     texts = [file.read_text() for file in files]
     return "\n".join([str(numba.__version__), *texts])
 

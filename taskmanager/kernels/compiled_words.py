@@ -113,7 +113,7 @@ def equal_bytes(left: Any, left_start: Any, right: Any, right_start: Any, length
 
 @inlined
 def copy_bytes(source: Any, source_start: Any, target: Any, target_start: Any, length: Any) -> Any:
-    """Copies a byte string, as ``equal_bytes`` compares."""
+    """Copies a byte string, as ``equal_bytes`` compares; to where it does not overlap."""
     if length >= 8:
         position = 0
         while position + 8 < length:

@@ -5,7 +5,7 @@ the middle of a task, and never for a type that was not foreseen. Inputs are dec
 which accepts writable arrays too; so one compilation serves Arrow's memory and ours.
 
 numba looks for changes in the file of a kernel only: a function that is inlined into kernels of
-another file must not change without them.
+another file, and the options here, must not change without them.
 """
 
 from __future__ import annotations

@@ -105,7 +105,8 @@ class NumberColumn(ValueColumn):
     @override
     def grow(self, room: int) -> None:
         super().grow(room)
-        self.changed_numbers = np.zeros(room, np.bool_)
+        missing = np.zeros(room - len(self.changed_numbers), np.bool_)
+        self.changed_numbers = np.append(self.changed_numbers, missing)
 
     @override
     def leave(self) -> Int64Array:
@@ -124,7 +125,7 @@ class NumberColumn(ValueColumn):
             self.version,
             gone,
         )
-        return self._left(_NONE, gone[:count]) if stamped or count else _NONE
+        return self._left(_NONE, gone[:count].copy()) if stamped or count else _NONE
 
     @override
     def memory_bytes(self) -> int:

@@ -58,6 +58,8 @@ REFUSED = [
     ("ctx.timers.event_time(row.x)", "take integers"),
     ("ctx.timers.next_time(3)", "timers have"),
     ("row = 3", "'row' cannot be given another value"),
+    ("s_total = 3\nself.total.update(s_total)", "'s_total' is an array of the compiled loop"),
+    ("r_0 = 3\nout.emit(user=row.user, n=r_0)", "'r_0' is an array of the compiled loop"),
     ("x = lambda: 3", "a function within it is not compiled"),
     ("x = ctx.key", "'user' is of type string"),
     (

@@ -24,6 +24,7 @@ from taskmanager.state.descriptors import ABSENT, StateDescriptor, StateKind
 from taskmanager.state.group_columns import group_column
 from taskmanager.state.group_table import GroupTable
 from taskmanager.state.hashmap import cell_columns
+from taskmanager.state.hashmap.number_column import NumberColumn
 from taskmanager.state.hashmap.object_sizes import average_bytes
 from taskmanager.state.hashmap.store import HashMapStateBackend
 from taskmanager.state.memory import ManagedMemory
@@ -369,6 +370,33 @@ def test_restored_rows_that_are_nowhere_are_missed() -> None:
     files.keep_only([])
     with pytest.raises(StoreNotFound):
         restored.group_table("counts", 0, COUNTS)
+
+
+def test_numbers_of_loops_are_written_once_they_are_left() -> None:
+    """Two loops in one bundle, with more keys than there was room for between them, and a number that is gone."""
+    files = Files()
+    backend = HashMapStateBackend(environment(files))
+    numbers = StateDescriptor("value", StateKind.VALUE, INT, number_kind="int64")
+    space = backend.key_space([pa.int64()])
+    column = space.value_column(numbers)
+    assert isinstance(column, NumberColumn)
+
+    def loop(keys: range, number: int | None) -> None:
+        slots = space.enter(encode_keys([pa.array(keys, pa.int64())]))
+        column.values.numbers[slots] = 0 if number is None else number
+        column.values.are_there[slots] = number is not None
+        column.changed_numbers[slots] = True
+        column.put_numbers(slots)
+
+    loop(range(10), 1)
+    loop(range(5, 500), 2)
+    space.leave()
+    loop(range(4), None)
+    space.leave()
+    expected = {key: 1 if key < 5 else 2 for key in range(4, 500)}
+    restored = HashMapStateBackend(environment(files, [take_snapshot(backend, 1, files)]))
+    assert values(restored, numbers) == values(backend, numbers) == expected
+    assert not column.changed_numbers.any()
 
 
 # -- time to live, memory, threads
