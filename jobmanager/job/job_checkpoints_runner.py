@@ -252,6 +252,8 @@ class JobCheckpointsRunner:
             case job_effects.NoteCommit():
                 self._in_order(_RECORD_LANE, self._note_commit)
             case job_effects.WriteManifest() if effect.stored.properties.is_savepoint:
+                assert self._savepoints is not None, "savepoints are taken where there is a store"
+                self._savepoints.begin(effect.stored)
                 self._in_order(_SAVEPOINT_LANE, lambda: self._store_savepoint(effect))
             case job_effects.WriteManifest():
                 storing = self._storing

@@ -91,7 +91,7 @@ class SavepointsRunner:
         self._committed_id = committed_id
         self.is_output_discarded = False
         self._uncommitted: dict[int, str] = {}
-        """Paths of savepoints that no completed checkpoint has followed yet, by id."""
+        """Paths of savepoints that are stored, or being stored, and that no completed checkpoint has followed yet, by id."""
         self._restored_id: int | None = None
         """The checkpoint that tasks went on from last, 0 = from nothing; None = they did not, here."""
         self._is_known = asyncio.Event()
@@ -194,7 +194,6 @@ class SavepointsRunner:
             StreamError: the job has ended, or gone back behind the savepoint, before that.
         """
         savepoint_id, path = operation.checkpoint_id, operation.path
-        self._uncommitted[savepoint_id] = path
         for attempt in count():
             if savepoint_id not in self._uncommitted:
                 await self._take_back(path)
@@ -233,6 +232,7 @@ class SavepointsRunner:
             raise _in_doubt(path)
         if self._restored_id is not None and self._restored_id < savepoint_id:
             await self._take_back(path)
+        self._uncommitted[savepoint_id] = path
         await self._commit(operation)
 
     async def _take_back(self, path: str) -> NoReturn:
@@ -339,6 +339,10 @@ class SavepointsRunner:
                     f"the job has ended, and what became of the output of savepoint {path} could not be noted there"
                 )
 
+    def begin(self, stored: c.StoreCheckpoint) -> None:
+        """One is about to be stored: from now on the job may go back behind it, and it completes all the same."""
+        self._uncommitted[stored.checkpoint_id] = stored.properties.target
+
     async def store(self, wanted: job_effects.WriteManifest, states: LastStates) -> None:
         """Writes one that all tasks have acknowledged."""
         stored = wanted.stored
@@ -363,7 +367,7 @@ class SavepointsRunner:
         except (Fenced, Unrecoverable) as error:
             self._fail(error)
         except StreamError as error:
-            self._post(c.CheckpointNotStored(checkpoint_id, str(error), self._clock.now_ms()))
+            self._note_not_stored(checkpoint_id, str(error))
         else:
             self._note_stored(checkpoint_id)
         finally:
@@ -407,12 +411,15 @@ class SavepointsRunner:
                     self._note_stored(checkpoint_id)
                 else:
                     told = "its storage did not answer, and has not stored it"
-                    now_ms = self._clock.now_ms()
-                    self._post(c.CheckpointNotStored(checkpoint_id, told, now_ms))
+                    self._note_not_stored(checkpoint_id, told)
                 return
             pause_s = min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)
             if not await self._pause(pause_s):
                 return
+
+    def _note_not_stored(self, checkpoint_id: int, reason: str) -> None:
+        self._uncommitted.pop(checkpoint_id, None)
+        self._post(c.CheckpointNotStored(checkpoint_id, reason, self._clock.now_ms()))
 
     def _note_stored(self, checkpoint_id: int) -> None:
         self._post(c.CheckpointStored(checkpoint_id, MANIFEST_PATH, self._clock.now_ms()))

@@ -63,6 +63,21 @@ def made(
     return runner, store
 
 
+def stored(properties: CheckpointProperties) -> c.StoreCheckpoint:
+    """What is written of a savepoint of no tasks."""
+    return c.StoreCheckpoint(
+        SAVEPOINT_ID,
+        triggered_at_ms=0,
+        snapshots=(),
+        finished=(),
+        replaced=(),
+        retained=(SAVEPOINT_ID,),
+        next_checkpoint_id=9,
+        state_bytes=0,
+        properties=properties,
+    )
+
+
 @pytest.mark.parametrize("last_checkpoint", [0, SAVEPOINT_ID + 1])
 def test_the_last_checkpoint_of_a_job_commits_what_its_savepoint_covers(
     tmp_path: Path, last_checkpoint: int
@@ -73,6 +88,7 @@ def test_the_last_checkpoint_of_a_job_commits_what_its_savepoint_covers(
 
     async def request(_id: str, properties: CheckpointProperties) -> int:
         if properties.is_savepoint:
+            runner.begin(stored(properties))
             return SAVEPOINT_ID
         raise StreamError("the tasks are busy")
 
@@ -91,6 +107,33 @@ def test_the_last_checkpoint_of_a_job_commits_what_its_savepoint_covers(
     assert (tmp_path / "savepoint" / "committed").exists() is bool(last_checkpoint)
 
 
+@pytest.mark.parametrize("restored_id", [SAVEPOINT_ID - 1, SAVEPOINT_ID + 1])
+def test_a_job_that_goes_back_behind_one_while_it_is_stored_takes_it_back(
+    tmp_path: Path, restored_id: int
+) -> None:
+    """Its storage takes longer than a restart; the next checkpoint is one of the tasks that began before it."""
+
+    async def request(_id: str, properties: CheckpointProperties) -> int:
+        if properties.is_savepoint:
+            runner.begin(stored(properties))
+            runner.note_restored(restored_id)
+            return SAVEPOINT_ID
+        return SAVEPOINT_ID + 1
+
+    async def pause(_pause_s: float) -> bool:
+        raise AssertionError("nothing is waited for")
+
+    runner, _ = made(tmp_path, request, pause, lambda: SAVEPOINT_ID + 1)
+    taken = JobOperation("mine", OperationKind.SAVEPOINT, str(tmp_path / "savepoint"))
+    if restored_id < SAVEPOINT_ID:
+        with pytest.raises(StreamError, match="--in-doubt leave"):
+            asyncio.run(runner.take(taken, SavepointFormat.CANONICAL))
+    else:
+        asyncio.run(runner.take(taken, SavepointFormat.CANONICAL))
+    marks = {one.name for one in (tmp_path / "savepoint").glob("*")} & {"committed", "taken-back"}
+    assert marks == {"taken-back" if restored_id < SAVEPOINT_ID else "committed"}
+
+
 @pytest.mark.parametrize("end", ["at once", "later", "the job ends"])
 def test_one_that_is_made_of_a_checkpoint_is_committed_when_its_manifest_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
@@ -107,18 +150,7 @@ def test_one_that_is_made_of_a_checkpoint_is_committed_when_its_manifest_is_ther
 
     async def request(_id: str, properties: CheckpointProperties) -> int:
         assert (properties.is_saved, properties.target) == (True, str(path))
-        wanted = c.StoreCheckpoint(
-            SAVEPOINT_ID,
-            triggered_at_ms=0,
-            snapshots=(),
-            finished=(),
-            replaced=(),
-            retained=(SAVEPOINT_ID,),
-            next_checkpoint_id=9,
-            state_bytes=0,
-            properties=properties,
-        )
-        assert isinstance(store.store(wanted), c.CheckpointStored)
+        assert isinstance(store.store(stored(properties)), c.CheckpointStored)
         return SAVEPOINT_ID
 
     async def pause(_pause_s: float) -> bool:
