@@ -22,7 +22,13 @@ from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
 from penstock.expressions.conditionals import Conditional, ReadColumns, needed_parts
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
 from penstock.expressions.literals import adopt, literal_scalar
-from penstock.expressions.mixed_numbers import ROUNDING, clocks_problem, of_floats, rounding
+from penstock.expressions.mixed_numbers import (
+    ROUNDING,
+    choice_problem,
+    clocks_problem,
+    of_floats,
+    rounding,
+)
 from penstock.expressions.operators import (
     OPERATORS,
     SAME_AS_OPERATORS,
@@ -305,7 +311,10 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
         return rounding(kernel, types)
     if name not in _OF_ONE_TYPE:
         return kernel
-    if problem := clocks_problem(types):
+    problem = clocks_problem(types)
+    if name == "choose":
+        problem = problem or choice_problem(types[1:])
+    if problem:
         raise ExpressionError(f"cannot compute {call}: {problem}")
     return of_floats(kernel, types, 1 if name in _FIRST_STANDS_APART else 0)
 

@@ -80,6 +80,31 @@ def clocks_problem(types: Sequence[pa.DataType]) -> str:
     return ""
 
 
+def choice_problem(types: Sequence[pa.DataType]) -> str:
+    """Why ``choose`` cannot choose among values of these types, "" = it can.
+
+    Arrow gives numbers a common type there, and takes the bytes of anything else as they are.
+
+    >>> choice_problem([pa.int8(), pa.float64()]), choice_problem([pa.string(), pa.string()])
+    ('', '')
+    >>> choice_problem([pa.duration("s"), pa.duration("ms")])
+    "values of duration[s] and duration[ms] are not chosen among; cast one first: .cast('duration[s]')"
+    """
+    plain = [kind.value_type if pt.is_dictionary(kind) else kind for kind in types]
+    if all(map(_is_plain_number, plain)):
+        return ""
+    for kind in plain[1:]:
+        if kind != plain[0]:
+            return f"values of {plain[0]} and {kind} are not chosen among; cast one first: .cast('{plain[0]}')"
+    return ""
+
+
+def _is_plain_number(kind: pa.DataType) -> bool:
+    return bool(
+        pt.is_integer(kind) or pt.is_boolean(kind) or pt.is_float32(kind) or pt.is_float64(kind)
+    )
+
+
 def _is_wide(kind: pa.DataType) -> bool:
     return bool(pt.is_int64(kind) or pt.is_uint64(kind))
 

@@ -120,6 +120,35 @@ def test_times_of_other_zones_and_units_are_not_taken_for_each_other() -> None:
     assert values(same.cast("int64"), rows) == [7_000_000]
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (pa.decimal128(5, 2), pa.int64()),
+        (pa.decimal128(5, 2), pa.decimal128(5, 1)),
+        (pa.duration("s"), pa.duration("ms")),
+        (pa.timestamp("s"), pa.timestamp("ms")),
+        (pa.date32(), pa.timestamp("ms")),
+        (pa.string(), pa.large_string()),
+        (pa.float16(), pa.float32()),
+    ],
+)
+def test_choose_does_not_take_values_of_one_type_for_those_of_another(
+    first: pa.DataType, second: pa.DataType
+) -> None:
+    schema = pa.schema([("n", pa.int64()), ("a", first), ("b", second)])
+    for arguments in ((col("a"), col("b")), (col("b"), col("a"))):
+        with pytest.raises(ps.ExpressionError, match="are not chosen among; cast one first"):
+            fn.choose(col("n"), *arguments).compile(schema)
+    same = fn.choose(col("n"), col("a"), col("b").cast(first), None)
+    assert same.compile(schema)(_one(schema)).type == first
+
+
+def _one(schema: pa.Schema) -> pa.RecordBatch:
+    """A row of nulls and a 0."""
+    arrays = [pa.array([0])] + [pa.nulls(1, field.type) for field in list(schema)[1:]]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 def test_a_part_that_fails_where_it_is_needed_names_the_row() -> None:
     compiled = fn.if_else(col("a") > 6, QUOTIENT, None).compile(ROWS.schema)
     with pytest.raises(BadRow, match="divide by zero") as failure:
