@@ -50,7 +50,7 @@ def upsert_fixed(
     new_keys = keys[new_rows]
     new_nulls = null_rows[first]
     plain = ~new_nulls & (new_keys != EMPTY_WORD)
-    if int(state[STATE_COUNT]) + int(plain.sum()) > limit:
+    if plain.any() and int(state[STATE_COUNT]) + int(plain.sum()) > limit:
         return int(new_rows[plain][0])
     new_slots = np.full(len(new_rows), capacity, dtype=np.int64)  # of the key EMPTY_WORD
     new_slots[new_nulls] = capacity + 1
