@@ -211,7 +211,7 @@ class CheckpointCoordinator:
     def _handle(self, event: c.CoordinatorEvent) -> None:
         match event:
             case c.TasksStarted():
-                self._start(event.tasks, at_once=event.at_once)
+                self._start(event)
             case c.TasksStopped():
                 self._stop()
             case c.TaskFinished():
@@ -245,13 +245,16 @@ class CheckpointCoordinator:
 
     # ------------------------------------------------------------ tasks
 
-    def _start(self, tasks: tuple[c.TaskView, ...], *, at_once: bool) -> None:
+    def _start(self, event: c.TasksStarted) -> None:
         if self._tasks.are_active:
             self._stop()
-        self._tasks.start(tasks)
+        self._tasks.start(event.tasks)
+        latest = self._completed.latest
+        if event.restored_id is not None and latest and event.restored_id < latest.checkpoint_id:
+            self._requests.is_stopped = False  # they have gone back behind what had stopped the job
         self._files.hold_last(self._tasks.last_references())
         self._ends.safe_since_ms = self._time.now_ms
-        self._requests.policy.begin(self._time.now_ms, at_once=at_once)
+        self._requests.policy.begin(self._time.now_ms, at_once=event.at_once)
 
     def _stop(self) -> None:
         self._tasks.are_active = False

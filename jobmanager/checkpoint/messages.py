@@ -111,11 +111,13 @@ class TasksStarted:
 
     Attributes:
         at_once: the first is due now, and not after an interval.
+        restored_id: the checkpoint that tasks have begun from since the last of these, 0 = from nothing; None = none has.
     """
 
     tasks: tuple[TaskView, ...]
     now_ms: int
     at_once: bool = False
+    restored_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +375,8 @@ class NotifyAborted:
     """Tell tasks that a checkpoint will not complete.
 
     Attributes:
-        first_id: nor will any from this one on; 0 = it alone.
+        first_id: nor will any from this one on, of which an earlier JobManager may have completed savepoints; 0 = it
+            alone.
     """
 
     checkpoint_id: int

@@ -51,6 +51,7 @@ class CheckpointWiring:
         self._coordinator: CheckpointCoordinator | None = None
         self._runs = False
         self._final_request = ""
+        self._restored_id: int | None = None
         self._last: dict[SubtaskId, c.LastState] = {}
         """Of finished subtasks that hold anything."""
         self.stale_reports = 0
@@ -81,6 +82,7 @@ class CheckpointWiring:
             at_once: the first checkpoint is due now.
         """
         self._runs, self._final_request = True, ""
+        restored_id, self._restored_id = self._restored_id, None
         loading = self._graph.plan.loading
         tasks = tuple(
             c.TaskView(
@@ -93,7 +95,7 @@ class CheckpointWiring:
             for attempt in self._graph.current()
             if attempt.state is not AttemptState.CREATED
         )
-        return self._step(c.TasksStarted(tasks, now_ms, at_once), splits)
+        return self._step(c.TasksStarted(tasks, now_ms, at_once, restored_id), splits)
 
     def stopped(self, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
         """Tasks are being cancelled, or all have finished."""
@@ -105,6 +107,7 @@ class CheckpointWiring:
     def restored(self, restored: RestoredCheckpoint | None, moving: Iterable[SubtaskId]) -> None:
         """Subtasks begin again from a checkpoint: those that had finished hold what it says."""
         known = restored or RestoredCheckpoint(0)
+        self._restored_id = known.checkpoint_id
         for subtask in (*moving, *known.finished):
             self._last.pop(subtask, None)
         self._last.update(known.left)

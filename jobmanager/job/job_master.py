@@ -393,7 +393,7 @@ class JobMaster(JobMasterViews):
         self._perform(self._departures.go_on(told))
 
     def _restart(self, joined: Group | None, delay_ms: int, subtasks: frozenset[SubtaskId]) -> None:
-        """Stops subtasks that are to begin again."""
+        """Stops subtasks that are to begin again, which hear first what is void."""
         groups, withdrawn = self._parts.groups, self._restarts.withdraw(subtasks)
         if joined is None:
             group, added = groups.take(subtasks, GroupEvent.FAILED), subtasks
@@ -408,8 +408,8 @@ class JobMaster(JobMasterViews):
             is_whole or self.state is not JobState.RUNNING
         ):
             self._become(JobState.RESTARTING)
-        self._perform(self._restarts.cancel(group, added))
         self._perform(self._parts.stop_checkpoints())
+        self._perform(self._restarts.cancel(group, added))
 
     def _stop(self, state: JobState, *, is_final: bool = False) -> None:
         """Leaves the way forward for good: tells tasks what is void, cancels what a TaskManager has, drops what none has.

@@ -190,7 +190,10 @@ class Operator:
         """A checkpoint that this attempt took part in, or a later one, is complete: commits."""
 
     def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """A checkpoint will not complete; what was prepared for it belongs to the next one."""
+        """A checkpoint will not complete; what was prepared for it belongs to the next one.
+
+        Of one that was under way when its JobManager was killed nothing is told: it may be a savepoint that is complete.
+        """
 
     def is_available(self) -> bool:
         """False while a batch could not be taken without growing a queue (sinks that ship rows)."""

@@ -247,10 +247,11 @@ class Execution:
                 # What it covers joins the next checkpoint, as what an aborted one does; its output stays in doubt.
                 self.run(partial(self._parts.checkpoint_aborted, completed.checkpoint_id))
             else:
-                self._end_checkpoint(completed.checkpoint_id, is_completed=True)
+                self._complete_checkpoint(completed.checkpoint_id)
         elif kind == "checkpoint_aborted":
-            for checkpoint_id in void_ids(command.checkpoint_aborted):
-                self._end_checkpoint(checkpoint_id, is_completed=False)
+            aborted = command.checkpoint_aborted
+            for checkpoint_id in void_ids(aborted):
+                self._abort_checkpoint(checkpoint_id, is_known=not aborted.first_checkpoint_id)
         self._schedule()
 
     def results_taken(self, taken: internal_pb2.ResultsTaken) -> None:
@@ -276,19 +277,23 @@ class Execution:
             raise TaskFailure(f"splits for {self._vertex_name}, which has no source running")
         source.add_splits(command)
 
-    def _end_checkpoint(self, checkpoint_id: int, *, is_completed: bool) -> None:
+    def _complete_checkpoint(self, checkpoint_id: int) -> None:
         """The backends hear of it first: what operators then do may ask for the next snapshot."""
 
         def end() -> None:
             assert self._subtask is not None, "commands wait until the operators are open"
-            if is_completed:
-                self._parts.checkpoint_completed(checkpoint_id)
-                self._subtask.checkpoint_completed(checkpoint_id)
-            else:
-                self._parts.checkpoint_aborted(checkpoint_id)
-                self._subtask.checkpoint_aborted(checkpoint_id)
+            self._parts.checkpoint_completed(checkpoint_id)
+            self._subtask.checkpoint_completed(checkpoint_id)
 
         self.run(end)
+
+    def _abort_checkpoint(self, checkpoint_id: int, *, is_known: bool) -> None:
+        def abort() -> None:
+            assert self._subtask is not None, "commands wait until the operators are open"
+            self._parts.checkpoint_aborted(checkpoint_id)
+            self._subtask.checkpoint_aborted(checkpoint_id, is_known=is_known)
+
+        self.run(abort)
 
     # -- deadlines
 

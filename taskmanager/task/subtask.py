@@ -316,14 +316,20 @@ class Subtask:
         elif self._held_by == checkpoint_id:
             self.stop()
 
-    def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """A checkpoint will not complete."""
+    def checkpoint_aborted(self, checkpoint_id: int, *, is_known: bool = True) -> None:
+        """A checkpoint will not complete.
+
+        Args:
+            checkpoint_id: its id.
+            is_known: False = it may be a savepoint that is complete, which its JobManager has told nobody: what it names
+                stays until a later checkpoint is.
+        """
         if self._passing is not None and self._passing.checkpoint_id == checkpoint_id:
             self._is_void = True
         if self._held_by == checkpoint_id:
             self._held_by = None
         self._input.abort_checkpoint(checkpoint_id)
-        for operator in self._operators:
+        for operator in self._operators if is_known else ():
             operator.on_checkpoint_aborted(checkpoint_id)
 
     # -- timers and deadlines

@@ -458,3 +458,39 @@ def test_a_jobmanager_killed_while_it_deletes_checkpoints_leaves_that_to_the_nex
         assert not (tmp_path / "checkpoints" / JOB).exists()
 
     run(scenario)
+
+
+def test_a_job_that_cannot_be_ended_from_its_stop_goes_on_from_before_it(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    """It runs on, and takes checkpoints: without them nothing of its output was committed ever again."""
+    retained = {"execution.checkpointing.num-retained": 2}
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path, **retained)) as cluster:
+            taskmanager = await cluster.add("tm1")
+            fake = Checkpointed(taskmanager)
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            assert await take_checkpoint(cluster) == 1
+            asked = client_pb2.StopJobRequest(
+                job_id=JOB, operation_id="mine", directory=str(tmp_path / "savepoints")
+            )
+            await cluster.client.StopJob(asked, timeout=DEADLINE_S)
+            fake.fail()  # before it has ended
+            while len(fake.restored) < 8:  # noqa: ASYNC110 - it begins again
+                await asyncio.sleep(0.01)
+            assert {(t.restore.stopped, t.restore.checkpoint_id) for t in fake.restored[4:]} == {
+                (True, 2)
+            }
+            broken = client_pb2.FailureCause(message="altered", error_class="StoreCorrupt")
+            taskmanager.report_state(fake.attempts["v1", 0], STATES.ATTEMPT_STATE_FAILED, broken)
+            while len(fake.restored) < 12:  # noqa: ASYNC110 - from before
+                await asyncio.sleep(0.01)
+            assert {(t.restore.stopped, t.restore.checkpoint_id) for t in fake.restored[8:]} == {
+                (False, 1)
+            }
+            await cluster.wait_for(JOB, "RUNNING")
+            assert await take_checkpoint(cluster) == 3
+
+    run(scenario)

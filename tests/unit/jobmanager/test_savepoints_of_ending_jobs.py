@@ -21,7 +21,13 @@ from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.head import HEAD_PATH
 from penstock.storage.local_store import LocalStore
 from tests.support.jobs import DEADLINE_S
-from tests.unit.jobmanager.test_jobmanager_checkpoints import JOB, Checkpointed, run, settings
+from tests.unit.jobmanager.test_jobmanager_checkpoints import (
+    JOB,
+    Checkpointed,
+    restarted,
+    run,
+    settings,
+)
 
 STATES = client_pb2.AttemptState
 CANONICAL = checkpoint_pb2.SAVEPOINT_FORMAT_CANONICAL
@@ -120,8 +126,9 @@ def test_what_its_job_has_not_committed_is_not_said_to_be(
     run(scenario)
 
 
+@pytest.mark.parametrize("end", ["cancelled", "begun again"])
 def test_tasks_hear_that_a_savepoint_is_void_before_they_are_cancelled(
-    make_graph: Any, cluster_of: Any, tmp_path: Path
+    make_graph: Any, cluster_of: Any, tmp_path: Path, end: str
 ) -> None:
     """Behind that they leave what they have prepared for one, which may be complete."""
 
@@ -144,9 +151,18 @@ def test_tasks_hear_that_a_savepoint_is_void_before_they_are_cancelled(
             )
             await triggered.wait()
             assert not taskmanager.canceled
-            await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
-            await cluster.wait_for(JOB, "CANCELED")
-            assert told.count("checkpoint_aborted") == len(fake.attempts)
+            running = len(fake.attempts)
+            if end == "cancelled":
+                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+                await cluster.wait_for(JOB, "CANCELED")
+            else:
+                running -= 1
+                broken = client_pb2.FailureCause(message="broken", error_class="ValueError")
+                taskmanager.report_state(
+                    fake.attempts["v1", 0], STATES.ATTEMPT_STATE_FAILED, broken
+                )
+                await restarted(cluster, 1)
+            assert told.count("checkpoint_aborted") == running
             with pytest.raises(grpc.RpcError):
                 await answer
 

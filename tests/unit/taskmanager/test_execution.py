@@ -36,6 +36,7 @@ class FakeSubtask:
         self.closed = 0
         self.committed = 0
         self.is_discarded = False
+        self.aborted = []
         self.holds_back = False
         self.flushed_at_ns = []
         self.work = lambda: Progress.IDLE
@@ -70,8 +71,8 @@ class FakeSubtask:
     def settle_waiting(self):
         pass
 
-    def checkpoint_aborted(self, checkpoint_id):
-        pass
+    def checkpoint_aborted(self, checkpoint_id, *, is_known=True):
+        self.aborted.append((checkpoint_id, is_known))
 
 
 class Slot:
@@ -210,6 +211,15 @@ def test_commands_that_come_early_wait_until_the_operators_are_open():
     slot.run()
     assert slot.subtask.committed == 1
     assert slot.states[-1] == "FINISHED"
+
+
+def test_of_what_an_earlier_jobmanager_may_have_completed_no_operator_is_told_that_it_is_void():
+    slot = Slot()
+    slot.run()
+    slot.command(checkpoint_aborted=internal_pb2.CheckpointAborted(checkpoint_id=3))
+    unknown = internal_pb2.CheckpointAborted(checkpoint_id=5, first_checkpoint_id=5)
+    slot.command(checkpoint_aborted=unknown)
+    assert slot.subtask.aborted == [(3, True), (5, False)]
 
 
 def test_the_end_of_the_data_is_reported_once():

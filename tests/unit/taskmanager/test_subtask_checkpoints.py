@@ -145,6 +145,7 @@ class Commits(Operator):
         self.got: list[int] = []
         self.prepared: dict[int, list[int]] = {}
         self.shown: list[int] = []
+        self.void: list[int] = []
         self.is_taken = True
         self.takes_checkpoints = True
 
@@ -161,6 +162,10 @@ class Commits(Operator):
     def on_checkpoint_completed(self, checkpoint_id: int) -> None:
         for prepared in [id for id in self.prepared if id <= checkpoint_id]:
             self.shown += self.prepared.pop(prepared)
+
+    @override
+    def on_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self.void.append(checkpoint_id)
 
     @override
     def commit_output(self) -> None:
@@ -307,6 +312,16 @@ def test_a_checkpoint_given_up_while_its_barrier_is_held_up_takes_no_snapshot() 
     task.run()
     assert [id for id, _ in task.snapshots] == [2]
     assert task.output.elements == [7, 8, barrier(1), 7, 8, barrier(2)]
+
+
+def test_what_may_be_complete_stays_with_the_operators() -> None:
+    """A savepoint of an earlier JobManager: what a sink keeps for it is let go behind the next checkpoint only."""
+    source = FakeInput(barrier(1), barrier(2))
+    task = Task(source)
+    task.run()
+    task.subtask.checkpoint_aborted(1, is_known=False)
+    task.subtask.checkpoint_aborted(2)
+    assert (source.aborted, task.sink.void) == ([1, 2], [2])
 
 
 def test_a_subtask_that_fails_before_its_barrier_takes_no_snapshot() -> None:

@@ -335,6 +335,22 @@ def test_a_stop_is_the_last_checkpoint_of_its_job() -> None:
     assert not of_type(successor.at(60_000), c.TriggerTasks)
 
 
+@pytest.mark.parametrize("restored_id", [0, 1, 2, None])
+def test_a_job_that_goes_back_behind_its_stop_takes_checkpoints_again(
+    restored_id: int | None,
+) -> None:
+    """What it was stopped with is damaged. Its end needs one: nothing of a bounded job's output was committed without."""
+    driver = Driver(retained_max=2)
+    driver.complete()
+    trigger = triggered(stop(driver))
+    driver.ack_all(trigger.checkpoint_id)
+    driver.stored(trigger.checkpoint_id)
+    driver.stop()
+    driver.step(c.TasksStarted(driver.tasks, driver.now_ms, restored_id=restored_id))
+    goes_back = restored_id in (0, 1)
+    assert bool(of_type(driver.request(), c.TriggerTasks)) == goes_back
+
+
 @pytest.mark.parametrize("properties", [STOP, DRAIN])
 @pytest.mark.parametrize("cause", ["declined", "expired", "store", "stopped"])
 def test_a_stop_that_fails_lets_the_job_go_on(cause: str, properties: CheckpointProperties) -> None:
