@@ -110,9 +110,9 @@ class CheckpointEnds:
             told = c.MoveTasks if pending.is_move else c.NotifyCompleted
             self._outbox.add(told(event.checkpoint_id, keys))
         self._outbox.answer(pending.request, event.checkpoint_id)
-        self._outbox.add(
-            c.ReportCompleted(checkpoint, summary, self._time.now_ms - pending.started_ms)
-        )
+        duration_ms = self._time.now_ms - pending.started_ms
+        is_told = self._tasks.run(pending.participants)
+        self._outbox.add(c.ReportCompleted(checkpoint, summary, duration_ms, is_told))
         for older in self._under_way:
             if older.checkpoint_id < event.checkpoint_id:
                 self.abort(

@@ -446,11 +446,17 @@ class ReportAborted:
 
 @dataclass(frozen=True, slots=True)
 class ReportCompleted:
-    """A checkpoint is complete: log and count it."""
+    """A checkpoint is complete: log and count it.
+
+    Attributes:
+        is_told: all tasks that have taken part in it run, and hear of it; False = some are being begun again, and commit
+            what it covers as they do.
+    """
 
     checkpoint: CompletedCheckpoint
     summary: SnapshotSummary
     duration_ms: int
+    is_told: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ class CheckpointReportsRunner:
         """
         self._gauges.note_completed(effect)
         checkpoint_id = effect.checkpoint.checkpoint_id
-        if not is_ending:
+        if effect.is_told and not is_ending:
             self.committed_id = checkpoint_id
         self.ended_id = max(self.ended_id, checkpoint_id)
         self._failures.worked(checkpoint_id=effect.checkpoint.checkpoint_id)

@@ -191,11 +191,15 @@ class JobCheckpointsRunner:
         """What the next attempt of a subtask starts from; None = from nothing."""
         return self._starts.restored.get(subtask)
 
-    def end(self) -> None:
-        """The job has ended: what it was still storing matters to nobody; who still waits is told so."""
+    def end(self, *, is_finished: bool = False) -> None:
+        """The job has ended: what it was still storing matters to nobody; who still waits is told so.
+
+        Args:
+            is_finished: with all that it had to do.
+        """
         self._give_up()
         if self._savepoints is not None:
-            self._savepoints.end()
+            self._savepoints.end(is_finished=is_finished)
         self._requests.end()
         self._calls.end()
         if self._store is not None:

@@ -260,7 +260,7 @@ class JobMasterRunner:
         while not self.master.ended or len(self._inbox):
             await self._step(await self._inbox.get())
         self._stop_locating()
-        self.checkpoints.end()
+        self.checkpoints.end(is_finished=self.master.state is JobState.FINISHED)
         if self.master.state is JobState.SUSPENDED:
             raise _Left
         self._end_search()

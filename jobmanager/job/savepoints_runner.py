@@ -96,7 +96,7 @@ class SavepointsRunner:
         """The checkpoint that tasks went on from last, 0 = from nothing; None = they did not, here."""
         self._is_known = asyncio.Event()
         """Whether tasks that an earlier JobManager has deployed go on is known, or will never be."""
-        self._has_ended = False
+        self._has_ended = self._has_finished = False
         if not seeks_attempts:
             self._is_known.set()
         self._storing: tuple[int, asyncio.Future[None]] | None = None
@@ -133,8 +133,24 @@ class SavepointsRunner:
             raise
         if is_apart:
             await self._commit(operation)
-        else:
+        elif self._committed_id() >= operation.checkpoint_id:
             await self._call_on(operation.path, "mark_committed")
+        else:
+            self._uncommitted[operation.checkpoint_id] = operation.path
+            await self._told(operation, self._commit(operation))
+
+    async def _told(self, operation: JobOperation, committed: Awaitable[None]) -> None:
+        """Waits until tasks that are being begun again have committed what one covers that is made of a checkpoint.
+
+        Raises:
+            StreamError: the job has ended before that.
+        """
+        try:
+            await committed
+        except JobEndsError:
+            if not self.is_output_discarded:
+                raise
+            await self._discard_with_output(operation.path)
 
     async def _leave(
         self, operation: JobOperation, error: UncommittedError, *, is_apart: bool
@@ -146,11 +162,14 @@ class SavepointsRunner:
         """
         operation.checkpoint_id = error.checkpoint_id
         if self.is_output_discarded and not is_apart:
-            await self._discard(operation.path, is_complete=True)
-            raise JobEndsError(f"the job was cancelled before savepoint {operation.path} was there")
+            await self._discard_with_output(operation.path)
         if not is_apart and operation.kind is OperationKind.SAVEPOINT:
             await self._write(operation)
         raise _in_doubt(operation.path) from error
+
+    async def _discard_with_output(self, path: str) -> NoReturn:
+        await self._discard(path, is_complete=True)
+        raise JobEndsError(f"the job was cancelled before savepoint {path} was there")
 
     async def _discard_failed(self, path: str, error: StreamError, *, is_apart: bool) -> None:
         """Removes what was written for one that its coordinator does not have complete."""
@@ -262,8 +281,9 @@ class SavepointsRunner:
             self._restored_id = None
         self._is_known.set()
 
-    def end(self) -> None:
+    def end(self, *, is_finished: bool) -> None:
         """The job has ended: what has become of it since an earlier JobManager had it will not be known here."""
+        self._has_finished = self._has_finished or is_finished
         if not self._is_known.is_set():
             self._has_ended = True
             self._is_known.set()
@@ -298,7 +318,16 @@ class SavepointsRunner:
             if isinstance(error, TasksNotRunningError):
                 raise TasksNotRunningError(told) from error
             raise StreamError(told) from error
+        if self._committed_id() < operation.checkpoint_id:
+            await self._told(operation, self._until_finished(operation.path))
         await self._call_on(operation.path, "mark_committed")
+
+    async def _until_finished(self, path: str) -> None:
+        """Waits for the end of a job that was stopped: its tasks, begun again, only commit and end."""
+        while await self._pause(_LAST_PAUSE_S):
+            pass
+        if not self._has_finished:
+            raise _in_doubt(path)
 
     async def settle_stop(self, operation: JobOperation, stopped_id: int) -> None:
         """Finds out what has become of a stop that another JobManager had begun.
@@ -425,8 +454,8 @@ class SavepointsRunner:
         self._post(c.CheckpointStored(checkpoint_id, MANIFEST_PATH, self._clock.now_ms()))
 
 
-def _in_doubt(path: str) -> StreamError:
-    return StreamError(
+def _in_doubt(path: str) -> JobEndsError:
+    return JobEndsError(
         f"savepoint {path} is complete, but the job has ended before the output that it covers was committed: start "
         "from it with --in-doubt commit, or with leave where that output is not wanted"
     )

@@ -136,6 +136,16 @@ class SpeculativeWorld(World):
             case _:
                 super().perform(effect)
 
+    @override
+    def _request(self, count: int, group: int) -> None:
+        """The pool lets it wait for what it has granted to rivals, and gets back."""
+        for event in list(self.inbox):
+            if len(self.free) < count and isinstance(event, job_events.SpareSlotGranted):
+                self.inbox.remove(event)
+                self.held.remove(event.slot)
+                self.free.append(event.slot)
+        super()._request(count, group)
+
     def _grant_spare(self, subtask: SubtaskId, avoided: str) -> None:
         free = [slot for slot in self.free if slot.taskmanager_id != avoided]
         if not free or self._mishap():

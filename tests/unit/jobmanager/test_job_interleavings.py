@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from unittest import mock
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jobmanager.failover.restart_settings import NO_LIMIT
@@ -44,6 +44,9 @@ def test_any_interleaving_ends_once_and_leaks_nothing(
     st.sampled_from([0.0, 0.02, 0.05, 0.1]),
     st.sampled_from([0, 2, NO_LIMIT]),
 )
+@example(
+    1913, 0.0, 0
+)  # slots for what comes next, while all that are free are on their way to rivals
 def test_any_interleaving_with_rivals_ends_once_and_leaks_nothing(
     seed: int, mishaps: float, attempts: int
 ) -> None:

@@ -65,6 +65,12 @@ def asked(cluster: Any, what: str, directory: str) -> Awaitable[Any]:
     )
 
 
+async def completed(cluster: Any) -> int:
+    """How many checkpoints of the job are complete."""
+    listed = await cluster.client.ListCheckpoints(client_pb2.ListCheckpointsRequest(job_id=JOB))
+    return int(listed.completed_count)
+
+
 @pytest.mark.parametrize("tasks_end", ["before it is stored", "behind"])
 @pytest.mark.parametrize("end", ["cancelled", "cancelled, and retained", "failed"])
 @pytest.mark.parametrize("what", ["native", "canonical", "stop"])
@@ -122,6 +128,58 @@ def test_what_its_job_has_not_committed_is_not_said_to_be(
         elif tasks_end == "behind":
             assert "manifest" in found
             assert "--in-doubt commit" in told
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("then", ["cancelled", "begun again"])
+@pytest.mark.parametrize("what", ["native", "stop"])
+def test_what_is_complete_while_tasks_are_begun_again_is_committed_when_these_have_done_it(
+    make_graph: Any,
+    cluster_of: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    then: str,
+) -> None:
+    swaps = Swaps(monkeypatch)
+    place = tmp_path / "savepoints"
+
+    def found() -> set[str]:
+        return {path.name for path in place.glob("*/*")}
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            taskmanager = await cluster.add("tm1")
+            fake = Checkpointed(taskmanager)
+            taskmanager.ends_cancelled = False
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            swaps.hold()
+            answer = asyncio.ensure_future(asked(cluster, what, str(place)))
+            assert await asyncio.to_thread(swaps.waits.wait, DEADLINE_S)
+            fake.fail()
+            await cluster.wait_for(JOB, "RESTARTING")
+            swaps.goes_on.set()
+            while not await completed(cluster):  # noqa: ASYNC110 - a thread swaps HEAD
+                await asyncio.sleep(0.01)
+            assert "committed" not in found()
+            if then == "cancelled":
+                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+                taskmanager.end_cancelled()
+                await cluster.wait_for(JOB, "CANCELED")
+                with pytest.raises(grpc.RpcError):
+                    await answer
+                assert found() == set()
+                return
+            taskmanager.end_cancelled()
+            taskmanager.ends_cancelled = True
+            await restarted(cluster, 1)
+            if what == "stop":
+                for attempt in fake.attempts.values():
+                    taskmanager.report_state(attempt, STATES.ATTEMPT_STATE_FINISHED)
+            await answer
+            assert {"manifest", "committed"} <= found()
 
     run(scenario)
 
