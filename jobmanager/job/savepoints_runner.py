@@ -227,7 +227,7 @@ class SavepointsRunner:
                     if await self._pause(pause_s):
                         continue
                 # What has committed it may have come meanwhile, and been the job's last.
-                if self._committed_id() <= savepoint_id:
+                if self._committed_id() <= savepoint_id and not self._has_finished:
                     raise _in_doubt(path) from error
             if savepoint_id in self._uncommitted:
                 del self._uncommitted[savepoint_id]
@@ -243,7 +243,7 @@ class SavepointsRunner:
         savepoint_id, path = operation.checkpoint_id, operation.path
         if is_taken_back or operation.is_taken_back:
             await self._take_back(path)
-        if max(self._restored_id or 0, self._committed_id()) >= savepoint_id:
+        if self._committed_id() >= savepoint_id:
             await self._call_on(path, "mark_committed")
             return
         await self._is_known.wait()
