@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.errors import ExpressionError
+from penstock.expressions.literals import array_of_scalars, literal_scalar
 
 
 def options_to_json(options: Mapping[str, Any]) -> str:
@@ -54,9 +55,8 @@ def array_from_bytes(data: bytes) -> pa.Array:
 def _encode(value: Any) -> dict[str, str]:
     if isinstance(value, pa.Array):
         return {"$values": base64.b64encode(array_to_bytes(value)).decode()}
-    if not isinstance(value, pa.Scalar):
-        value = pa.scalar(value)
-    array = pa.array([value.as_py()], value.type)
+    scalar = literal_scalar(value)
+    array = array_of_scalars([scalar], scalar.type)
     return {"$value": base64.b64encode(array_to_bytes(array)).decode()}
 
 
@@ -64,5 +64,6 @@ def _decode(value: dict[str, Any]) -> Any:
     if value.keys() == {"$values"}:
         return array_from_bytes(base64.b64decode(value["$values"]))
     if value.keys() == {"$value"}:
-        return array_from_bytes(base64.b64decode(value["$value"]))[0].as_py()
+        scalar = array_from_bytes(base64.b64decode(value["$value"]))[0]
+        return scalar if pa.types.is_temporal(scalar.type) else scalar.as_py()
     return value

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ExpressionError
-from penstock.expressions.literals import literal_array
+from penstock.expressions.literals import key_of, literal_array, literal_scalar
 from penstock.naming import nearest_hint
 
 ALIASES = {
@@ -112,8 +112,10 @@ def options_object(name: str, options: Mapping[str, Any], kind: pa.DataType | No
     if not info["options_class"]:
         raise ExpressionError(f"{name} has no options, got {', '.join(options)}")
     if name == "map_lookup" and "query_key" in options:
-        key_type = kind.key_type if kind is not None and hasattr(kind, "key_type") else None
-        options = {**options, "query_key": pa.scalar(options["query_key"], key_type)}
+        key = literal_scalar(options["query_key"])
+        if kind is not None and hasattr(kind, "key_type"):
+            key = key_of(key, kind.key_type)
+        options = {**options, "query_key": key}
     try:
         return getattr(pc, info["options_class"])(**options)
     except (TypeError, ValueError, pa.ArrowException, OverflowError) as e:

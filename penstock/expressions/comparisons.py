@@ -1,8 +1,9 @@
-"""Comparisons of numbers: exact for every pair of types.
+"""Comparisons of numbers and times: exact for every pair of types.
 
 Arrow compares an integer with a float as floats, and a signed with an unsigned integer as signed ones,
 and fails on values that do not survive that (2**53 + 1, 2**63). Those are compared here by their sign:
-that of ``left - right``, as if it were computed without a limit.
+that of ``left - right``, as if it were computed without a limit. So are times of different units, of which
+Arrow makes the coarser ones finer, and fails where that has no room for them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
+
+from penstock.expressions.division import floor_divide
+from penstock.expressions.moments import is_moment, resolution
 
 COMPARISONS = {
     "==": "equal",
@@ -42,6 +46,14 @@ def comparison_kernel(function: str, types: Sequence[pa.DataType]) -> Callable[[
         return lambda args: _compare(direct, args, _against_unsigned)
     if pt.is_uint64(left) and pt.is_signed_integer(right):
         return lambda args: _compare(direct, args, lambda a, b: pc.negate(_against_unsigned(b, a)))
+    finer = _ratio(left, right)
+    if finer > 1:
+        return lambda args: _compare(direct, args, lambda a, b: _against_finer(a, b, finer))
+    finer = _ratio(right, left)
+    if finer > 1:
+        return lambda args: _compare(
+            direct, args, lambda a, b: pc.negate(_against_finer(b, a, finer))
+        )
     return direct
 
 
@@ -78,6 +90,28 @@ def _against_unsigned(signed: Any, unsigned: Any) -> Any:
     is_negative = pc.less(signed, 0)
     natural = pc.cast(pc.if_else(is_negative, pa.scalar(0, signed.type), signed), pa.uint64())
     return pc.if_else(is_negative, -1.0, _sign(natural, unsigned, 0.0))
+
+
+def _ratio(coarse: pa.DataType, fine: pa.DataType) -> int:
+    """How many units of the one time are one of the other, 0 = they are none that are compared."""
+    for is_class in (is_moment, pt.is_duration):
+        if is_class(coarse) and is_class(fine):
+            return resolution(coarse) // resolution(fine)
+    return 0
+
+
+def _against_finer(coarse: Any, fine: Any, ratio: int) -> Any:
+    """Sign of ``coarse - fine``, of which the one counts so many units of the other."""
+    coarse, fine = _count(coarse), _count(fine)
+    whole = floor_divide([fine.type, pa.int64()])([fine, pa.scalar(ratio, pa.int64())])
+    is_more = pc.not_equal(pc.multiply(whole, ratio), fine)
+    return _sign(coarse, whole, pc.if_else(is_more, -1.0, 0.0))
+
+
+def _count(time: Any) -> Any:
+    if pt.is_date32(time.type):
+        time = pc.cast(time, pa.int32())
+    return pc.cast(time, pa.int64())
 
 
 def _sign(left: Any, right: Any, equal: Any) -> Any:

@@ -7,13 +7,10 @@ built once, so that a node costs a few microseconds per batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from penstock.errors import BadRecord, ExpressionError
@@ -21,7 +18,7 @@ from penstock.expressions import calls
 from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
 from penstock.expressions.conditionals import Conditional, ReadColumns, needed_parts
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
-from penstock.expressions.literals import adopt, literal_scalar
+from penstock.expressions.literals import adopt, array_of_scalars
 from penstock.expressions.mixed_numbers import (
     ROUNDING,
     choice_problem,
@@ -36,6 +33,12 @@ from penstock.expressions.operators import (
     function_kernel,
     item_kernel,
     operator_kernel,
+)
+from penstock.expressions.value_sets import (
+    SEARCHES,
+    Positions,
+    adopted_values,
+    search_kernel,
 )
 from penstock.naming import nearest_hint
 from penstock.rows.casting import cast_kernel
@@ -52,8 +55,6 @@ _FIRST_STANDS_APART = frozenset({"if_else", "choose", "case_when", "list_element
 _OF_ONE_TYPE = frozenset(
     {"coalesce", "if_else", "choose", "case_when", "max_element_wise", "min_element_wise"}
 )
-_SEARCHES = frozenset({"is_in", "index_in"})
-_SEARCHED_FLOATS = (pa.float32(), pa.float64())
 
 
 class BadRow(BadRecord):
@@ -151,7 +152,7 @@ def repeat(value: pa.Scalar, rows: int) -> pa.Array:
     if not value.is_valid:
         return pa.nulls(rows, value.type)
     if pt.is_nested(value.type):  # pa.repeat gives structs a wrong length
-        return pa.array([value.as_py()], value.type).take(pa.repeat(pa.scalar(0), rows))
+        return array_of_scalars([value], value.type).take(pa.repeat(pa.scalar(0), rows))
     return pa.repeat(value, rows)
 
 
@@ -177,7 +178,7 @@ def bound_call(call: Call, schema: pa.Schema) -> tuple[list[pa.Scalar | None], M
     """The constants among a call's arguments, None where it depends on a column, and its options: as they are computed with."""
     arguments = [_bind(argument, schema) for argument in call._arguments]
     _adopt_literals(call, arguments)
-    options = _adopted_options(call, [argument.type for argument in arguments])
+    options, _ = _adopted_options(call, [argument.type for argument in arguments])
     return [argument.constant for argument in arguments], options
 
 
@@ -298,14 +299,11 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
         raise ExpressionError(f"cannot compute {call}: {e}") from e
     if name in COMPARISONS.values():
         return comparison_kernel(name, types)
-    chosen = _adopted_options(call, types)
+    chosen, positions = _adopted_options(call, types)
     options = calls.options_object(name, chosen, types[0] if types else None)
     function = function_kernel(name, types)
-    if name in _SEARCHES and types and types[0] in _SEARCHED_FLOATS:
-        function = _among_equal_floats(function)
-    if name == "is_in" and not _has_null(chosen["value_set"]):
-        unknown = pa.scalar(None, pa.bool_())
-        return lambda args: pc.if_else(pc.is_valid(args[0]), function(args, options), unknown)
+    if name in SEARCHES and types:
+        return search_kernel(name, function, options, chosen["value_set"], positions)
     kernel = function if options is None else lambda args: function(args, options)
     if name in ROUNDING:
         return rounding(kernel, types)
@@ -319,61 +317,17 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
     return of_floats(kernel, types, 1 if name in _FIRST_STANDS_APART else 0)
 
 
-def _among_equal_floats(search: Callable[..., Any]) -> Callable[..., Any]:
-    """The search for values in a list, which compares bits in Arrow: zeros are equal here, and every NaN is one."""
-    return lambda arguments, options: search([_of_one_form(arguments[0])], options)
-
-
-def _of_one_form(values: Any) -> Any:
-    nan = pa.scalar(math.nan, values.type)
-    return pc.add(pc.if_else(pc.is_nan(values), nan, values), pa.scalar(0.0, values.type))
-
-
-def _has_null(values: Any) -> bool:
-    return any(not value.is_valid for value in values)
-
-
-def _adopted_options(call: Call, types: Sequence[pa.DataType]) -> dict[str, Any]:
-    """Value sets in the type of the column that is searched, where every value survives that."""
+def _adopted_options(call: Call, types: Sequence[pa.DataType]) -> tuple[dict[str, Any], Positions]:
+    """Value sets in the type of the column that is searched, and where its values stand in what was given."""
     options = call._options
     values = options.get("value_set")
     if not isinstance(values, pa.Array):
-        return options
-    kind = types[0].value_type if pt.is_dictionary(types[0]) else types[0]
-    adopted = [adopt(value, kind) for value in values]
-    if call._function == "is_in" and _are_exact(kind, values.type):
-        # What the column's type cannot hold is in no row.
-        adopted = [value for value in (_held(v, kind) for v in adopted) if value.type == kind]
-    if all(value.type == kind for value in adopted):
-        values = pa.array([value.as_py() for value in adopted], kind)
-    if values.type in _SEARCHED_FLOATS:
-        values = _of_one_form(values)
-    return {**options, "value_set": values}
-
-
-def _are_exact(kind: pa.DataType, values: pa.DataType) -> bool:
-    """Whether numbers of both types are compared without rounding: decimals and floats are floats."""
-    if pt.is_decimal(kind) and pt.is_floating(values):
-        return False
-    return all(pt.is_integer(t) or pt.is_floating(t) or pt.is_decimal(t) for t in (kind, values))
-
-
-def _held(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
-    """The same number as a value of the type, if it has one; else as it was."""
-    number = value.as_py()
-    if number is None:
-        return pa.scalar(None, kind)
-    if pt.is_floating(kind) and isinstance(number, Decimal):
-        return pa.scalar(float(number), kind)
-    if pt.is_decimal(kind):
-        try:
-            return pa.scalar(Decimal(number), kind)
-        except pa.ArrowInvalid:
-            return value
-    if pt.is_integer(kind) and not isinstance(number, int) and number == number // 1:
-        whole = int(number)
-        return adopt(literal_scalar(whole), kind) if -(2**63) <= whole < 2**64 else value
-    return value
+        return options, None
+    try:
+        values, positions = adopted_values(values, types[0])
+    except TypeError as e:
+        raise ExpressionError(f"cannot compute {call}: {e}") from e
+    return {**options, "value_set": values}, positions
 
 
 def _decoded(argument: _Bound) -> _Bound:

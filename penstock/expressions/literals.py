@@ -7,12 +7,23 @@ does not. A float beside a float column takes that column's width. Text beside a
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.errors import ExpressionError
+from penstock.expressions.moments import (
+    array_of,
+    has_times,
+    is_moment,
+    moment_of_text,
+    nanoseconds,
+    of_nanoseconds,
+    time_of_day_of_text,
+)
+from penstock.rows.casting import cast_kernel
 from penstock.rows.column_values import ValueMismatch, encode
 
 
@@ -39,9 +50,17 @@ def literal_array(values: list[Any]) -> pa.Array:
         pa.ArrowException, TypeError, ValueError, OverflowError: Arrow has no type for them.
     """
     try:
-        return pa.array(values)
+        return array_of(values)
     except OverflowError:
         return pa.array(values, pa.uint64())
+
+
+def array_of_scalars(scalars: Sequence[pa.Scalar], kind: pa.DataType) -> pa.Array:
+    """An array of values of one type, with all of their digits: Python's own times have microseconds."""
+    try:
+        return pa.array([scalar if scalar.is_valid else None for scalar in scalars], kind)
+    except pa.ArrowNotImplementedError:  # a part without a type, as None in a dict is
+        return pa.array([scalar.as_py() for scalar in scalars], kind)
 
 
 def adopt(literal: pa.Scalar, target: pa.DataType) -> pa.Scalar:
@@ -59,8 +78,8 @@ def adopt(literal: pa.Scalar, target: pa.DataType) -> pa.Scalar:
         return pa.nulls(1, target)[0]
     if _is_string(kind) and pt.is_temporal(target) and not pt.is_duration(target):
         return _parsed(literal.as_py(), target)
-    if pt.is_timestamp(target) and (pt.is_timestamp(kind) or pt.is_date(kind)):
-        return _instant(literal.as_py(), target)
+    if pt.is_timestamp(target) and is_moment(kind):
+        return _moment(nanoseconds(literal), "s" if pt.is_date(kind) else kind.unit, target)
     if pt.is_timestamp(target) and pt.is_duration(kind):
         target = pa.duration(target.unit)
     if pt.is_floating(kind) and pt.is_floating(target):
@@ -68,6 +87,20 @@ def adopt(literal: pa.Scalar, target: pa.DataType) -> pa.Scalar:
     if pt.is_nested(target):
         return _nested(literal, target)
     return _cast_if_lossless(literal, target) if _may_adopt(kind, target) else literal
+
+
+def key_of(key: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
+    """A key of a map, in the type of its keys.
+
+    Raises:
+        TypeError, pa.ArrowException: it is of another type, or no such key.
+    """
+    if not pt.is_temporal(kind):
+        return pa.scalar(key.as_py(), kind)
+    adopted = adopt(key, kind)
+    if adopted.type != kind:
+        raise TypeError(f"a key of type {key.type} is none of the map's, which are {kind}")
+    return adopted
 
 
 def _may_adopt(kind: pa.DataType, target: pa.DataType) -> bool:
@@ -83,9 +116,13 @@ def _may_adopt(kind: pa.DataType, target: pa.DataType) -> bool:
 def _nested(literal: pa.Scalar, target: pa.DataType) -> pa.Scalar:
     """A list, struct or map with its parts in the target's types, where all of them fit exactly."""
     try:
-        return encode([literal.as_py()], pa.field("literal", target))[0]
-    except ValueMismatch:
+        found = encode([literal.as_py()], pa.field("literal", target))[0]
+        if not has_times(literal.type):
+            return found
+        again = cast_kernel(target, literal.type, safe=True)(found)
+    except (ValueMismatch, pa.ArrowException):
         return literal
+    return found if again.equals(literal) else literal
 
 
 def _is_string(kind: pa.DataType) -> bool:
@@ -106,26 +143,27 @@ def _cast_if_lossless(literal: pa.Scalar, target: pa.DataType) -> pa.Scalar:
 def _parsed(text: str, target: pa.DataType) -> pa.Scalar:
     try:
         if pt.is_time(target):
-            return pa.scalar(dt.time.fromisoformat(text), target)
+            return _time_of_day(time_of_day_of_text(text), target)
         if pt.is_date(target):
             return pa.scalar(dt.date.fromisoformat(text), target)
-        return _instant(dt.datetime.fromisoformat(text), target)
+        moment = moment_of_text(text)
     except ValueError as e:
         raise ExpressionError(
             f"the text {text!r} beside a {target} column is read as a time, but: {e}; write it as "
             "2024-05-01 or 2024-05-01T12:30:00"
         ) from e
+    return _moment(moment, "us", target)
 
 
-def _instant(value: Any, target: pa.DataType) -> pa.Scalar:
-    """A date or datetime (UTC where it has no zone) as a timestamp of the target's zone."""
-    if not isinstance(value, dt.datetime):
-        value = dt.datetime.combine(value, dt.time())
-    if value.tzinfo is None:
-        value = value.replace(tzinfo=dt.UTC)
-    microseconds = (value - _EPOCH) // dt.timedelta(microseconds=1)
-    exact = pa.scalar(microseconds, pa.int64()).cast(pa.timestamp("us", target.tz))
-    return _cast_if_lossless(exact, target)
+def _moment(number: int, unit: str, target: pa.DataType) -> pa.Scalar:
+    """Nanoseconds since the epoch as a timestamp of the target's zone, in its unit where that holds them all."""
+    for each in (target.unit, unit, "ms", "us", "ns"):
+        found = of_nanoseconds(number, pa.timestamp(each, target.tz))
+        if found is not None:
+            return found
+    raise ExpressionError(f"there is no timestamp of {number} ns since 1970")
 
 
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+def _time_of_day(number: int, target: pa.DataType) -> pa.Scalar:
+    found = of_nanoseconds(number, target)
+    return of_nanoseconds(number, pa.time64("ns")) if found is None else found

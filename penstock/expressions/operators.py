@@ -16,6 +16,7 @@ import pyarrow.types as pt
 
 from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
 from penstock.expressions.division import floor_divide, modulo, true_divide
+from penstock.expressions.literals import key_of
 from penstock.expressions.mixed_numbers import beside_unsigned, of_floats
 
 Apply = Callable[[list[Any]], Any]
@@ -78,7 +79,7 @@ def item_kernel(container: pa.DataType, key: pa.Scalar) -> Apply:
             raise TypeError(f"it has no field {value!r}; its fields are {names}")
         return _of_first("struct_field", pc.StructFieldOptions([value]))
     if pt.is_map(container):
-        options = pc.MapLookupOptions(pa.scalar(value, container.key_type), "first")
+        options = pc.MapLookupOptions(key_of(key, container.key_type), "first")
         return _of_first("map_lookup", options)
     if pt.is_list(container) or pt.is_large_list(container) or pt.is_fixed_size_list(container):
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:

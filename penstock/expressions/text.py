@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
+from penstock.expressions.moments import nanoseconds
 
 _PRECEDENCE = {
     "==": 1, "!=": 1, "<": 1, "<=": 1, ">": 1, ">=": 1,
@@ -27,7 +29,7 @@ def _render(expression: Expr) -> tuple[str, int]:
     if isinstance(expression, Column):
         return expression._name, _ATOM
     if isinstance(expression, Literal):
-        return _value(expression._scalar.as_py()), _ATOM
+        return _constant(expression._scalar), _ATOM
     if isinstance(expression, Cast):
         safe = ", safe=True" if expression._safe else ""
         return f"cast({expression_text(expression._argument)}, {expression._target}{safe})", _ATOM
@@ -66,9 +68,26 @@ def _within(expression: Expr, level: int) -> str:
     return text if own >= level else f"({text})"
 
 
+def _constant(scalar: pa.Scalar) -> str:
+    """The value as Python has it, or else, as with nanoseconds, as Arrow writes it."""
+    kind = scalar.type
+    if not pt.is_temporal(kind) or pt.is_interval(kind) or not scalar.is_valid:
+        return _value(scalar.as_py())
+    try:
+        if not nanoseconds(scalar) % 1000:
+            return _value(scalar.as_py())
+    except (ValueError, OverflowError):
+        return f"{kind}({scalar.value})"
+    return (
+        f"{kind}({scalar.value})" if pt.is_duration(kind) else repr(scalar.cast("string").as_py())
+    )
+
+
 def _value(value: Any) -> str:
+    if isinstance(value, pa.Scalar):
+        return _constant(value)
     if isinstance(value, pa.Array):
-        shown = ", ".join(_value(v) for v in value[:_SHOWN_VALUES].to_pylist())
+        shown = ", ".join(map(_constant, value[:_SHOWN_VALUES]))
         return f"[{shown}{', ...' if len(value) > _SHOWN_VALUES else ''}]"
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."

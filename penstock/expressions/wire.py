@@ -13,6 +13,7 @@ from penstock.expressions.call_options import (
     options_to_json,
 )
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
+from penstock.expressions.literals import array_of_scalars
 from penstock.expressions.operators import OPERATORS
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes, schema_to_bytes
@@ -23,10 +24,7 @@ def to_proto(expression: Expr) -> graph_pb2.Expression:
     if isinstance(expression, Column):
         return graph_pb2.Expression(column=expression._name)
     if isinstance(expression, Literal):
-        scalar = expression._scalar
-        array = (
-            pa.array([scalar.as_py()], scalar.type) if scalar.is_valid else pa.nulls(1, scalar.type)
-        )
+        array = array_of_scalars([expression._scalar], expression._scalar.type)
         return graph_pb2.Expression(literal=graph_pb2.Literal(arrow=array_to_bytes(array)))
     if isinstance(expression, Cast):
         schema = pa.schema([("value", expression._target)])
