@@ -81,7 +81,7 @@ def parse_csv(
     Raises:
         pa.ArrowInvalid: a row has another number of fields, or a value does not fit.
 
-    Example: what is infinite says so.
+    Example: what is infinite, or below zero, says so.
         >>> parse_csv(b"1e400\\n", ["x"], {"x": pa.float64()})
         Traceback (most recent call last):
         pyarrow.lib.ArrowInvalid: the number '1e400' is beyond double
@@ -101,10 +101,15 @@ def parse_csv(
         )
 
     table = read(types, columns)
+    has_hexadecimals = b"0x" in text or b"0X" in text
     for field, column in zip(table.schema, table.columns, strict=True) if types else ():
-        if any(map(_has_infinity, column.chunks)):
+        if any(map(_has_infinity, column.chunks)) or (has_hexadecimals and _is_signed(field)):
             as_written(column, read({field.name: pa.string()}, [field.name]).column(0))
     return table if not options.nulls else _null_texts(table, options.nulls)
+
+
+def _is_signed(field: pa.Field) -> bool:
+    return bool(pa.types.is_signed_integer(field.type))
 
 
 def csv_convert_options(

@@ -33,6 +33,9 @@ _INT64_LIMIT = 1 << 63
 _INFINITY = r"(?i)^\s*[+-]?inf(inity)?\s*$"
 """Texts that are infinite as they stand."""
 
+_NEGATIVE = r"^\s*-"
+"""Texts of numbers below zero."""
+
 Kernel = Callable[[Any], Any]
 """An Arrow array or scalar in, one of the same length out."""
 
@@ -63,6 +66,9 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
     nested = nested_cast(source, target, cast_kernel, safe=safe)
     if nested is not None:
         return nested
+    if pt.is_signed_integer(target) and _is_written(source):
+        parsed = _direct(_options(target, truncate=False))
+        return lambda value: as_written(parsed(value), value)
     if safe:
         return _without_loss(source, target)
     if pt.is_floating(source) and pt.is_integer(target):
@@ -85,10 +91,12 @@ def _without_loss(source: pa.DataType, target: pa.DataType) -> Kernel:
 
 
 def as_written(numbers: Any, texts: Any) -> Any:
-    """Floats that were read from texts, none of which has become infinite as the type does not hold it.
+    """Numbers that were read from texts, none of which has become another as the type does not hold it.
+
+    Arrow makes a float infinite, and takes the first bit of a hexadecimal number for the sign.
 
     Args:
-        numbers: an array, chunked array or scalar of floats.
+        numbers: an array, chunked array or scalar of floats or signed integers.
         texts: what each was read from.
 
     Raises:
@@ -99,12 +107,22 @@ def as_written(numbers: Any, texts: Any) -> Any:
         Traceback (most recent call last):
         pyarrow.lib.ArrowInvalid: the number '1e400' is beyond double
     """
-    written = pc.match_substring_regex(texts, _INFINITY)
-    beyond = pc.and_not(pc.is_inf(numbers), written)
+    is_integer = pt.is_integer(numbers.type)
+    suspects = pc.less(numbers, 0) if is_integer else pc.is_inf(numbers)
+    if not pc.any(suspects, min_count=0).as_py():
+        return numbers
+    written = pc.match_substring_regex(texts, _NEGATIVE if is_integer else _INFINITY)
+    beyond = pc.and_not(suspects, written)
     if pc.any(beyond, min_count=0).as_py():
         first = texts if isinstance(texts, pa.Scalar) else texts.filter(beyond)[0]
-        raise pa.ArrowInvalid(f"the number '{first}' is beyond {numbers.type}")
+        shown = repr(first.as_py()).removeprefix("b")
+        raise pa.ArrowInvalid(f"the number {shown} is beyond {numbers.type}")
     return numbers
+
+
+def _is_written(kind: pa.DataType) -> bool:
+    texts = (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary)
+    return any(is_text(kind) for is_text in texts)
 
 
 def _guarded(source: pa.DataType, target: pa.DataType, *, truncate: bool) -> Kernel:

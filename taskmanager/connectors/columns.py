@@ -16,6 +16,7 @@ from penstock.connectors.listing import partition_values
 from penstock.connectors.messages import name_list, nearest_name
 from penstock.connectors.text_options import DEFAULTS, TextOptions
 from penstock.errors import TaskFailure
+from penstock.rows.casting import cast_kernel
 from penstock.rows.conforming import is_castable
 
 
@@ -53,7 +54,7 @@ class ColumnPlan:
 
     def _constant(self, field: pa.Field, text: str | None) -> pa.Scalar:
         try:
-            return pa.scalar(text, pa.string()).cast(field.type)
+            return cast_kernel(pa.string(), field.type, safe=True)(pa.scalar(text, pa.string()))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise TaskFailure(
                 f'{self.path}: the directory says {field.name}="{text}", which is not {field.type}; give a schema= that fits all directories'

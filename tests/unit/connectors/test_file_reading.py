@@ -348,11 +348,12 @@ def test_types_that_do_not_cast(harness: Any, tmp_path: Path) -> None:
     )
 
 
-def test_a_hive_value_of_another_type(harness: Any, tmp_path: Path) -> None:
-    (tmp_path / "day=x").mkdir()
-    (tmp_path / "day=x" / "f.csv").write_text("a\n1\n")
+@pytest.mark.parametrize("day", ["x", "0xFFFFFFFF"])
+def test_a_hive_value_of_another_type(harness: Any, tmp_path: Path, day: str) -> None:
+    (tmp_path / f"day={day}").mkdir()
+    (tmp_path / f"day={day}" / "f.csv").write_text("a\n1\n")
     schema = pa.schema([("a", pa.int64()), ("day", pa.int32())])
-    fails(harness, file_source("csv", tmp_path, schema=schema), 'day="x", which is not int32')
+    fails(harness, file_source("csv", tmp_path, schema=schema), f'day="{day}", which is not int32')
 
 
 # ---------------------------------------------------------------- watching

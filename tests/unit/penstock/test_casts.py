@@ -11,7 +11,10 @@ import pyarrow as pa
 import pytest
 
 from penstock import col
+from penstock.connectors.text_parsing import parse_csv
 from penstock.expressions import BadRow
+from penstock.rows.column_values import ValueMismatch
+from penstock.rows.conforming import conformed_column
 
 KINDS = [(1, 0), (9, 3), (18, 0), (18, 2), (18, 18), (19, 0), (38, 0), (38, 10), (38, 38), (5, -3)]
 EXACT = Context(prec=80)
@@ -119,3 +122,29 @@ def test_a_time_beyond_the_days_that_there_are_is_an_error(unit: str) -> None:
         with pytest.raises(BadRow, match="outside of the days") as failed:
             days.compile(rows.schema)(rows)
         assert failed.value.row_index == 1
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+def test_a_hexadecimal_number_beyond_the_type_is_an_error(bits: int) -> None:
+    """Arrow takes the first of its bits for the sign: "0xFF" was the int8 -1, in files of CSV, too."""
+    random, kind = Random(bits), pa.int64() if bits == 64 else pa.type_for_alias(f"int{bits}")
+    limit = 1 << bits - 1
+    inside = [f"0x{random.randrange(limit):x}" for _ in range(20)] + ["-5", f"-{limit}", "017"]
+    expected = [int(text, 16 if "x" in text else 10) for text in inside]
+    declared = pa.field("d", kind)
+    for beyond in (hex(limit), hex(2 * limit - 1).upper().replace("X", "x"), hex(limit + 3)):
+        for source in (pa.string(), pa.large_string(), pa.binary()):
+            texts = [text if source != pa.binary() else text.encode() for text in (*inside, beyond)]
+            for safe in (False, True):
+                assert cast([*texts[:-1], None], source, kind, safe=safe) == [*expected, None]
+                with pytest.raises(
+                    BadRow, match=f"the number '{beyond}' is beyond {kind}"
+                ) as failed:
+                    cast(texts, source, kind, safe=safe)
+                assert failed.value.row_index == len(inside)
+        with pytest.raises(ValueMismatch, match=f"the number '{beyond}' is beyond {kind}"):
+            conformed_column(pa.array([*inside, beyond]), declared)
+        with pytest.raises(pa.ArrowInvalid, match=f"the number '{beyond}' is beyond {kind}"):
+            parse_csv("\n".join([*inside, beyond, ""]).encode(), ["d"], {"d": kind})
+    found = parse_csv("\n".join([*inside, " -7 ", ""]).encode(), ["d"], {"d": kind})
+    assert found.column(0).to_pylist() == [*expected, -7]
