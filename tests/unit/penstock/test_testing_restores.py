@@ -214,3 +214,32 @@ def test_broadcast_state_migrates_to_what_is_declared() -> None:
         pt.harness(enriching(other), schema=ROW, output_schema=ROW, restore=held),
     ):
         pass
+
+
+def counting(*names: str) -> ps.KeyedProcessFunction:
+    """A function that counts rows of each key in states of these names."""
+
+    class Counts(ps.KeyedProcessFunction):
+        def process(self, row: Any, ctx: Any, out: Any) -> None:
+            for name in names:
+                state = getattr(self, name)
+                state.update((state.value() or 0) + 1)
+                out.emit(key=row.key, n=state.value())
+
+    for name in names:
+        setattr(Counts, name, ps.ValueState(name, pa.int64()))
+    return Counts()
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_a_state_that_was_not_declared_for_a_while_goes_on_from_what_it_held(backend: Any) -> None:
+    held, counts = None, []
+    for names in (("a", "b"), ("b",), ("a", "b")):
+        with pt.harness(
+            counting(*names), schema=ROW, keys="key", output_schema=ROW, restore=held,
+            backend=backend,
+        ) as h:  # fmt: skip
+            h.push({"key": 1, "n": 0})
+            counts.append([row["n"] for row in h.take()])
+            held = h.snapshot()
+    assert counts == [[1, 1], [2], [2, 3]]
