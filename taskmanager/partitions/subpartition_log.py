@@ -141,8 +141,13 @@ class SubpartitionLog:
     # ------------------------------------------------------------ appending
 
     def append_batch(self, batch: pa.RecordBatch, size_bytes: int) -> None:
-        """A batch with at least one row."""
+        """A batch with at least one row.
+
+        It counts as a byte at least: whether rows are in memory is told from their bytes, and nulls without a type
+        have none.
+        """
         rows = batch.num_rows
+        size_bytes = max(1, size_bytes)
         self._entries.append(RowsEntry(self.end_row, rows, size_bytes, batch))
         self.end_row += rows
         self.memory_bytes += size_bytes

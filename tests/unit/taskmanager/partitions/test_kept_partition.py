@@ -495,6 +495,25 @@ def test_an_empty_blocking_partition_and_one_that_goes_on_from_a_checkpoint(tmp_
     assert reader.got == END
 
 
+@pytest.mark.parametrize("rows", [pa.nulls(12), pa.array([b""] * 12, pa.binary(0))])
+def test_rows_without_a_byte_are_sealed_as_others_are(rows: pa.Array, tmp_path: Path) -> None:
+    mailbox = Mailbox(tmp_path)
+    partition = mailbox.partition(graph_pb2.RESULT_PARTITION_TYPE_BLOCKING, memory=500)
+    for row in rows:
+        partition.emit(pa.record_batch({"x": pa.array([row.as_py()], rows.type)}))
+        partition.flush()
+    end(partition)
+    mailbox.run()
+    partition.retire()
+    mailbox.run()
+    sealed = SealedStore(tmp_path).find("job", ID)
+    assert sealed is not None
+    reader = RecordingReader(10**6)
+    sealed.view(1, 0, reader.unavailable.append).attach(reader)
+    batches = [element for element in reader.got if isinstance(element, pa.RecordBatch)]
+    assert pa.Table.from_batches(batches)["x"].to_pylist() == rows.to_pylist()
+
+
 def test_a_producer_that_dies_before_the_index_leaves_nothing_complete(tmp_path: Path) -> None:
     mailbox = Mailbox(tmp_path)
     partition = mailbox.partition(graph_pb2.RESULT_PARTITION_TYPE_BLOCKING)
