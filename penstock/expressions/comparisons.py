@@ -2,13 +2,15 @@
 
 Arrow compares an integer with a float as floats, and a signed with an unsigned integer as signed ones,
 and fails on values that do not survive that (2**53 + 1, 2**63). Those are compared here by their sign:
-that of ``left - right``, as if it were computed without a limit. So are times of different units, of which
+that of ``left - right``, as if it were computed without a limit. A decimal beside a float is one that is no
+float, as in Python; Arrow makes it the nearest. So are times of different units, of which
 Arrow makes the coarser ones finer, and fails where that has no room for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +19,7 @@ import pyarrow.types as pt
 
 from penstock.expressions.division import floor_divide
 from penstock.expressions.moments import is_moment, resolution
+from penstock.rows.casting import cast_kernel
 
 COMPARISONS = {
     "==": "equal",
@@ -46,6 +49,14 @@ def comparison_kernel(function: str, types: Sequence[pa.DataType]) -> Callable[[
         return lambda args: _compare(direct, args, _against_unsigned)
     if pt.is_uint64(left) and pt.is_signed_integer(right):
         return lambda args: _compare(direct, args, lambda a, b: pc.negate(_against_unsigned(b, a)))
+    if pt.is_decimal(left) and pt.is_floating(right):
+        nearest = cast_kernel(left, pa.float64(), safe=False)
+        return lambda args: direct(_signs(args, lambda a, b: _against_binary(a, b, nearest)))
+    if pt.is_floating(left) and pt.is_decimal(right):
+        nearest = cast_kernel(right, pa.float64(), safe=False)
+        return lambda args: direct(
+            _signs(args, lambda a, b: pc.negate(_against_binary(b, a, nearest)))
+        )
     finer = _ratio(left, right)
     if finer > 1:
         return lambda args: _compare(direct, args, lambda a, b: _against_finer(a, b, finer))
@@ -63,10 +74,15 @@ def _compare(
     try:
         return direct(args)
     except pa.ArrowInvalid:  # a value outside of what the common type holds exactly
-        left, right = args
-        both = pc.and_(pc.is_valid(left), pc.is_valid(right))
-        known = pc.if_else(both, sign(left, right), pa.scalar(None, pa.float64()))
-        return direct([known, pa.scalar(0.0)])
+        return direct(_signs(args, sign))
+
+
+def _signs(args: list[Any], sign: Callable[[Any, Any], Any]) -> list[Any]:
+    """What is compared in the place of the arguments: the sign of their difference, null where one is, and 0."""
+    left, right = args
+    both = pc.and_(pc.is_valid(left), pc.is_valid(right))
+    known = pc.if_else(both, sign(left, right), pa.scalar(None, pa.float64()))
+    return [known, pa.scalar(0.0)]
 
 
 def _against_float(integer: Any, number: Any) -> Any:
@@ -90,6 +106,33 @@ def _against_unsigned(signed: Any, unsigned: Any) -> Any:
     is_negative = pc.less(signed, 0)
     natural = pc.cast(pc.if_else(is_negative, pa.scalar(0, signed.type), signed), pa.uint64())
     return pc.if_else(is_negative, -1.0, _sign(natural, unsigned, 0.0))
+
+
+def _against_binary(decimal: Any, number: Any, nearest: Callable[[Any], Any]) -> Any:
+    """Sign of ``decimal - number``; NaN where the number is NaN.
+
+    The float nearest to a decimal is on the same side of every other float as the decimal itself.
+    """
+    number, near = pc.cast(number, pa.float64()), nearest(decimal)
+    sign, is_near = _sign(near, number, 0.0), pc.fill_null(pc.equal(near, number), False)
+    if isinstance(is_near, pa.Scalar):
+        if is_near.as_py():
+            sign = pa.scalar(_python_sign(decimal.as_py(), number.as_py()))
+    elif is_near.true_count:
+        sides = [_selected(side, is_near) for side in (decimal, number)]
+        signs = pa.array(list(map(_python_sign, *sides)), pa.float64())
+        sign = pc.replace_with_mask(sign, is_near, signs)
+    return pc.if_else(pc.is_nan(number), float("nan"), sign)
+
+
+def _selected(side: Any, mask: pa.Array) -> list[Any]:
+    if isinstance(side, pa.Scalar):
+        return [side.as_py()] * mask.true_count
+    return list(side.filter(mask).to_pylist())
+
+
+def _python_sign(left: Decimal, right: float) -> float:
+    return float((left > right) - (left < right))
 
 
 def _ratio(coarse: pa.DataType, fine: pa.DataType) -> int:

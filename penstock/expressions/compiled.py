@@ -18,7 +18,7 @@ from penstock.expressions import calls
 from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
 from penstock.expressions.conditionals import Conditional, ReadColumns, needed_parts
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
-from penstock.expressions.literals import adopt, array_of_scalars
+from penstock.expressions.literals import adopt, array_of_scalars, written_decimal
 from penstock.expressions.mixed_numbers import (
     ROUNDING,
     choice_problem,
@@ -51,6 +51,7 @@ Evaluate = Callable[[ReadColumns], Any]
 _ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError, OverflowError)
 # Functions of which the first argument is no value among values.
 _FIRST_STANDS_APART = frozenset({"if_else", "choose", "case_when", "list_element"})
+_COMPARED = frozenset({*COMPARISONS, *COMPARISONS.values()})
 # Functions of which all arguments, or all but the first, are of one type.
 _OF_ONE_TYPE = frozenset(
     {"coalesce", "if_else", "choose", "case_when", "max_element_wise", "min_element_wise"}
@@ -267,7 +268,9 @@ def _adopt_literals(call: Call, arguments: list[_Bound]) -> None:
     for i in range(first, len(arguments)):
         child, constant = call._arguments[i], arguments[i].constant
         if constant is not None and isinstance(child, Literal):
-            arguments[i] = _constant(adopt(constant, target))
+            adopted = adopt(constant, target)
+            is_compared = call._function in _COMPARED
+            arguments[i] = _constant(written_decimal(adopted, target) if is_compared else adopted)
         elif is_alike and pt.is_null(arguments[i].type):
             arguments[i] = _nulls(target)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -87,6 +88,20 @@ def adopt(literal: pa.Scalar, target: pa.DataType) -> pa.Scalar:
     if pt.is_nested(target):
         return _nested(literal, target)
     return _cast_if_lossless(literal, target) if _may_adopt(kind, target) else literal
+
+
+def written_decimal(literal: pa.Scalar, target: pa.DataType) -> pa.Scalar:
+    """The decimal that a float is written as, where it is compared with decimals that have it: 0.1, which no float is.
+
+    >>> written_decimal(pa.scalar(0.1), pa.decimal128(9, 2)).as_py()
+    Decimal('0.10')
+    """
+    if not (pt.is_decimal(target) and pt.is_floating(literal.type) and literal.is_valid):
+        return literal
+    try:
+        return pa.scalar(Decimal(repr(literal.as_py())), target)
+    except pa.ArrowInvalid:  # no number, or one of more digits
+        return literal
 
 
 def key_of(key: pa.Scalar, kind: pa.DataType) -> pa.Scalar:

@@ -15,7 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from penstock.expressions.literals import adopt, array_of_scalars, literal_scalar
+from penstock.expressions.literals import (
+    adopt,
+    array_of_scalars,
+    literal_scalar,
+    written_decimal,
+)
 from penstock.expressions.moments import is_moment, nanoseconds, of_nanoseconds
 
 SEARCHES = frozenset({"is_in", "index_in"})
@@ -107,9 +112,7 @@ def _are_compared(kind: pa.DataType, values: pa.DataType) -> bool:
 
 
 def _are_exact(kind: pa.DataType, values: pa.DataType) -> bool:
-    """Whether both are times, or numbers that are compared without rounding: decimals and floats are floats."""
-    if pt.is_decimal(kind) and pt.is_floating(values):
-        return False
+    """Whether both are times, or numbers: they are compared without rounding."""
     classes = (is_moment, pt.is_duration, pt.is_time, _is_number)
     return any(is_class(kind) and is_class(values) for is_class in classes)
 
@@ -127,7 +130,10 @@ def _held(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
         return value if found is None else found
     number = value.as_py()
     if pt.is_floating(kind) and isinstance(number, Decimal):
-        return pa.scalar(float(number), kind)
+        found = pa.scalar(float(number), kind)
+        return found if found.as_py() == number else value
+    if pt.is_decimal(kind) and isinstance(number, float):
+        return written_decimal(value, kind)
     if pt.is_decimal(kind):
         try:
             return pa.scalar(Decimal(number), kind)
