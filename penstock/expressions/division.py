@@ -1,6 +1,6 @@
 """Division: ``/`` is true division, ``//`` rounds down and ``%`` has the sign of the divisor, as in Python.
 
-Integers refuse a zero, floats by zero stay IEEE's (infinite or NaN). The least integer ``% -1`` is 0,
+A duration by an integer is the nearest one of its unit, the even one of two, as in Python. Integers refuse a zero, floats by zero stay IEEE's (infinite or NaN). The least integer ``% -1`` is 0,
 although its quotient does not fit.
 """
 
@@ -21,6 +21,8 @@ Apply = Callable[[list[Any]], Any]
 def true_divide(types: Sequence[pa.DataType]) -> Apply:
     """``/`` for arguments of these types: float64 for integers."""
     divide = pc.get_function("divide").call
+    if pt.is_duration(types[0]) and pt.is_integer(types[1]):
+        return lambda args: _nearest_duration(args[0], args[1])
     if not all(pt.is_integer(t) or pt.is_boolean(t) for t in types):
         return divide
     to_float = pc.CastOptions(pa.float64(), allow_float_truncate=True)
@@ -114,6 +116,17 @@ def _floor_quotient(a: Any, b: Any) -> Any:
     signs_differ = pc.xor(pc.less(remainder, 0), pc.less(b, 0))
     round_down = pc.and_(pc.not_equal(remainder, 0), signs_differ)
     return pc.subtract(quotient, pc.cast(round_down, quotient.type))
+
+
+def _nearest_duration(duration: Any, parts: Any) -> Any:
+    units, parts = pc.cast(duration, pa.int64()), pc.cast(parts, pa.int64())
+    below = _floor_quotient(units, parts)
+    rest = pc.subtract(units, pc.multiply(below, parts))
+    more = pc.subtract(parts, rest)  # to the next one; of the divisor's sign, as the rest is
+    is_nearer = pc.if_else(pc.greater(parts, 0), pc.greater(rest, more), pc.less(rest, more))
+    is_odd = pc.equal(pc.bit_wise_and(below, 1), 1)
+    round_up = pc.or_(is_nearer, pc.and_(pc.equal(rest, more), is_odd))
+    return pc.cast(pc.add(below, pc.cast(round_up, pa.int64())), duration.type)
 
 
 def _unsigned_modulo(args: list[Any]) -> Any:

@@ -35,7 +35,7 @@ OPERATORS = frozenset({*_DIRECT, *_BITWISE, *COMPARISONS, "+", "/", "//", "%", "
 """Names of the operators in ``Call.function``; all other names are functions of pyarrow.compute."""
 SAME_AS_OPERATORS = {"add": "+", "subtract": "-", "multiply": "*", "power": "**", "negate": "neg"}
 """Functions of pyarrow.compute that wrap integers there, and the operators that they mean here."""
-_CHECKED = {"shift_left": "shift_left_checked", "shift_right": "shift_right_checked"}
+_CHECKED = {"shift_right": "shift_right_checked"}
 
 
 def function_kernel(name: str, types: Sequence[pa.DataType]) -> Callable[..., Any]:
@@ -46,7 +46,18 @@ def function_kernel(name: str, types: Sequence[pa.DataType]) -> Callable[..., An
     """
     if name == "divide" and all(map(pt.is_integer, types)):
         name = "divide_checked"
+    if name in ("shift_left", "shift_left_checked"):
+        return _shift_left
     return _function(_CHECKED.get(name, name))
+
+
+def _shift_left(args: list[Any]) -> Any:
+    """Shifted so far that shifting back gives what was there: no bit of it is lost."""
+    shifted = pc.shift_left_checked(*args)
+    again = pc.equal(pc.shift_right(shifted, args[1]), args[0])
+    if pc.all(again, min_count=0).as_py() is False:
+        raise pa.ArrowInvalid("overflow")
+    return shifted
 
 
 def operator_kernel(symbol: str, types: Sequence[pa.DataType]) -> Apply:

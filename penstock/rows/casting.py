@@ -3,7 +3,7 @@
 Without ``safe``: fractions, and digits beyond the target's scale or resolution, are cut; a value that
 lies outside of the target's range is an error, as is text that does not parse. With ``safe`` every loss
 is an error. Arrow alone guarantees neither (floats beyond the integer range and decimals beyond the
-precision come out as garbage, and so do integers as times of day), so those pairs of types are checked
+precision come out as garbage, and so do integers as times of day and dates), so those pairs of types are checked
 or go through an intermediate step here. A narrower float is rounded to, infinity included, and a decimal
 becomes the nearest float64, as in Python. What is in lists, structs, maps, dictionaries and extension types is cast by the same rules
 (``nested_casts``).
@@ -59,8 +59,9 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
     is_text = pt.is_string(target) or pt.is_large_string(target)
     if is_text and (pt.is_timestamp(source) or pt.is_date(source)):
         return lambda value: time_texts(value, target)
-    if pt.is_integer(source) and pt.is_time(target):
-        return _integer_to_time(target)
+    if pt.is_integer(source) and (pt.is_time(target) or pt.is_date64(target)):
+        is_time = pt.is_time(target)
+        return _integer_to_time(target) if is_time else _integer_to_date64(source, safe=safe)
     if pt.is_timestamp(source) and pt.is_date32(target) and not safe:
         return _timestamp_to_date(source)
     nested = nested_cast(source, target, cast_kernel, safe=safe)
@@ -148,6 +149,15 @@ def _integer_to_time(target: pa.DataType) -> Kernel:
         return direct(value)
 
     return cast
+
+
+def _integer_to_date64(source: pa.DataType, *, safe: bool) -> Kernel:
+    """Milliseconds as the day that they are in, which Arrow takes as they are for a date of no whole days."""
+    if not pt.is_int64(source):
+        return _direct(_options(pa.date64(), truncate=False))  # there is none
+    to_moments = _direct(_options(pa.timestamp("ms"), truncate=False))
+    to_days = cast_kernel(pa.timestamp("ms"), pa.date64(), safe=safe)
+    return lambda value: to_days(to_moments(value))
 
 
 def _timestamp_to_date(source: pa.DataType) -> Kernel:

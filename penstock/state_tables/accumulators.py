@@ -22,7 +22,7 @@ def accumulators(**aggregates: Aggregate | str) -> dict[str, tuple[str, str | No
         "collect_set"; the column of a count of rows is None.
 
     Raises:
-        JobRejected: an aggregate is no built-in one of a column.
+        JobRejected: an aggregate is no built-in one of a column, or two of them keep a column of one name.
 
     Example: a mean is kept as a sum and a count.
         >>> accumulators(mean="x")
@@ -43,8 +43,13 @@ def accumulators(**aggregates: Aggregate | str) -> dict[str, tuple[str, str | No
             )
         column = aggregate.input_column
         if aggregate.function == "mean":
-            found[f"{name}_sum"] = ("sum", column)
-            found[f"{name}_count"] = ("count", column)
+            kept = {f"{name}_sum": ("sum", column), f"{name}_count": ("count", column)}
         else:
-            found[name] = (_OF_SETS.get(aggregate.function, aggregate.function), column)
+            kept = {name: (_OF_SETS.get(aggregate.function, aggregate.function), column)}
+        for twice in kept.keys() & found.keys():
+            raise JobRejected(
+                f"accumulators: {name} and another keep a column {twice!r}, as a mean keeps _sum and _count: "
+                "give one of them another name"
+            )
+        found |= kept
     return found

@@ -148,3 +148,20 @@ def test_a_hexadecimal_number_beyond_the_type_is_an_error(bits: int) -> None:
             parse_csv("\n".join([*inside, beyond, ""]).encode(), ["d"], {"d": kind})
     found = parse_csv("\n".join([*inside, " -7 ", ""]).encode(), ["d"], {"d": kind})
     assert found.column(0).to_pylist() == [*expected, -7]
+
+
+def test_milliseconds_become_whole_days() -> None:
+    """Arrow takes the number as it is: a date that prints as a day and equals none."""
+    day = 86_400_000
+    milliseconds = [0, 1, day - 1, day, -1, -day, -day - 1, None]
+    rows = pa.record_batch({"n": pa.array(milliseconds, pa.int64())})
+    days = col("n").cast("date64")
+    found = days.cast("int64").compile(rows.schema)(rows).to_pylist()
+    assert found == [None if n is None else n // day * day for n in milliseconds]
+    equal = (days == days.cast("date32")).compile(rows.schema)(rows).to_pylist()
+    assert equal == [True] * 7 + [None]
+    exact = col("n").cast("date64", safe=True).compile(rows.schema)
+    assert exact(rows.slice(5, 1)).cast("int64").to_pylist() == [-day]
+    with pytest.raises(BadRow, match="would change when it is cast to date64") as failed:
+        exact(rows)
+    assert failed.value.row_index == 1

@@ -237,6 +237,8 @@ def test_division_of_decimals_rounds_down(
         fn.negate(-1 - col("x")),
         fn.divide(-1 - col("x"), -1),
         fn.shift_left(col("x"), 64),
+        fn.shift_left(col("x"), 1),
+        col("x").shift_left_checked(62),
         fn.shift_right(col("x"), -1),
         col("x").add(col("x")),
     ],
@@ -246,6 +248,36 @@ def test_integers_do_not_wrap_under_the_names_of_arrows_functions(wraps: ps.Expr
     rows = pa.RecordBatch.from_pydict({"x": [2**63 - 1]})
     with pytest.raises(BadRow, match=r"overflow|shift amount"):
         values(wraps, rows)
+
+
+@pytest.mark.parametrize("bits", [8, 64])
+def test_a_shift_to_the_left_loses_no_bit(bits: int) -> None:
+    """It lost the high ones: the int8 64 was shifted to -128, and 127 to -2."""
+    for kind, low, high in (
+        (f"int{bits}", -(1 << bits - 1), (1 << bits - 1) - 1),
+        (f"uint{bits}", 0, (1 << bits) - 1),
+    ):
+        numbers = [n for n in (0, 1, -1, 3, -3, 63, 64, 127, -64, -128, low, high) if low <= n]
+        for places in range(bits - (low < 0)):
+            expression = fn.shift_left(col("x"), places)
+            for number in numbers:
+                rows = pa.record_batch({"x": pa.array([None, number], pa.type_for_alias(kind))})
+                if low <= number << places <= high:
+                    assert values(expression, rows) == [None, number << places]
+                else:
+                    with pytest.raises(BadRow, match="overflow"):
+                        values(expression, rows)
+
+
+@pytest.mark.parametrize("parts", [2, 3, -2, -3, 7, 10, -(2**63), 2**63 - 1])
+def test_a_duration_by_an_integer_is_the_nearest(parts: int) -> None:
+    """It was cut: 7 s by 2 were 3 s."""
+    numbers = [*range(-25, 26), 2**62 + 1, -(2**62) - 3, 2**63 - 1, 1 - 2**63, None]
+    rows = pa.record_batch({"d": pa.array(numbers, pa.int64()).cast(pa.duration("us"))})
+    expected = [None if n is None else round(Fraction(n, parts)) for n in numbers]
+    assert values((col("d") / parts).cast("int64"), rows) == expected
+    with pytest.raises(BadRow, match="divide by zero"):
+        values(col("d") / 0, rows)
 
 
 def test_zeros_are_equal_in_lists_and_every_nan_is_one() -> None:

@@ -123,3 +123,15 @@ def test_lists_say_who_gets_their_items() -> None:
         "shared": ("arrow.int64/1", 1),
         "rules": ("arrow.string/1 -> arrow.int64/1", 2),
     }
+
+
+def test_accumulators_of_one_name_are_refused() -> None:
+    """The sum of the mean was lost, and the state was written from the other one."""
+    for aggregates in (
+        {"m": ps.mean("x"), "m_sum": ps.sum("y")},
+        {"m_count": ps.count(), "m": ps.mean("x")},
+    ):
+        with pytest.raises(ps.JobRejected, match=r"keep a column 'm_(sum|count)'.*another name"):
+            ps.accumulators(**aggregates)
+    both = ps.accumulators(m=ps.mean("x"), n_sum=ps.sum("y"))
+    assert both == {"m_sum": ("sum", "x"), "m_count": ("count", "x"), "n_sum": ("sum", "y")}
