@@ -13,6 +13,7 @@ from jobmanager.job.job_record import PATH_KEY
 from penstock.config import Configuration
 from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
 from penstock.graph.added_aggregates import mark_added
+from penstock.graph.adopted_paths import adopt_paths
 from penstock.graph.output_in_doubt import IN_DOUBT_KEY, decide_output
 from penstock.graph.restore_check import (
     RestoreCheck,
@@ -126,6 +127,7 @@ def prepare_start(
     found = graph_pb2.JobGraph()
     found.CopyFrom(graph)
     adopt_key_groups(found, point.manifest)
+    adopt_paths(found, point.manifest)
     output = decide_output(point, config.execution_state_recovery_in_doubt)
     check = check_restore(
         found,

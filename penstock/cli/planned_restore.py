@@ -9,6 +9,7 @@ from typing import Any, Final
 from penstock.cli.context import echo, print_table
 from penstock.cli.describe import TIME_ENDED
 from penstock.config import Configuration
+from penstock.graph.adopted_paths import adopt_paths
 from penstock.graph.output_in_doubt import decide_output
 from penstock.graph.restore_check import (
     READ_BY_ALL,
@@ -108,6 +109,7 @@ def planned_restore(graph: graph_pb2.JobGraph) -> PlannedRestore | None:
         return None
     point = open_restore_point(config.execution_state_recovery_path)
     adopt_key_groups(graph, point.manifest)
+    adopt_paths(graph, point.manifest)
     check = check_restore(
         graph,
         point.manifest,

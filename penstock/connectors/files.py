@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.connectors.declared_columns import check_declared
 from penstock.connectors.declared_fields import warn_of_absent_fields
+from penstock.connectors.file_paths import normal_path, whole_path
 from penstock.connectors.inference import infer_schema, plain_schema
 from penstock.connectors.listing import (
     EntryRefusedError,
@@ -33,7 +34,6 @@ from penstock.rows.column_types import (
 )
 from penstock.rows.schema import EVENT_TIME, schema_to_bytes
 from penstock.storage.open_store import is_s3
-from penstock.storage.store_names import has_scheme
 
 _log = logging.getLogger("penstock")
 
@@ -80,15 +80,13 @@ def file_source(
         JobRejected: the path, the schema or a column does not exist or does not fit.
     """
     _check_format(format, SOURCE_FORMATS)
-    location = _absolute_path(path)
+    given = whole_path(path)
+    location = normal_path(given)
     if watch_ms < 0:
         raise JobRejected(f"watch must be positive, not {watch_ms} ms")
     files = _existing_files(location, watch=watch_ms > 0, schema_given=schema is not None)
     declared = schema
-    if schema is None:
-        schema = _inferred(format, location, files, options)
-    else:
-        schema = plain_schema(schema)
+    schema = _inferred(format, location, files, options) if schema is None else plain_schema(schema)
     _check_names(schema, location)
     _check_readable_types(format, schema)
     selected = _select(schema, columns, location)
@@ -104,6 +102,7 @@ def file_source(
         files=graph_pb2.FileSource(
             format=format,
             path=location,
+            path_as_given=given if given != location else "",
             columns=list(columns) if columns is not None else [],
             schema=schema_to_bytes(pa.schema(in_files)),
             watch_interval_ms=watch_ms,
@@ -154,7 +153,7 @@ def file_sink(
         JobRejected: a partition column does not exist, or a type cannot be written in this format.
     """
     _check_format(format, SINK_FORMATS)
-    location = _absolute_path(directory)
+    location = whole_path(directory)
     if is_s3(location):
         _check_prefix(location)
     elif Path(location).exists() and not Path(location).is_dir():
@@ -203,28 +202,6 @@ def _column_names(partition_by: Sequence[str] | str | None) -> list[str]:
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise JobRejected(f"partition_by takes names of columns, got {partition_by!r}")
     return list(names)
-
-
-def _absolute_path(path: str | os.PathLike[str]) -> str:
-    if not isinstance(path, str | os.PathLike):
-        raise JobRejected(f"a path is a text or a pathlib.Path, got {path!r}")
-    text = os.fspath(path)
-    has_scheme(text)  # s3:/bucket would be a directory of this one
-    scheme, separator, rest = text.partition("://")
-    if separator and scheme == "file":
-        text = rest
-    elif is_s3(text):
-        bucket, _, key = rest.partition("/")
-        if not bucket:
-            raise JobRejected(f"{text}: names no bucket; write s3://bucket/prefix")
-        return f"s3://{bucket}/{key.strip('/')}".rstrip("/")
-    elif separator:
-        raise JobRejected(
-            f"{text}: there are no files at {scheme}://; name a local path or s3://bucket/prefix"
-        )
-    if not text:
-        raise JobRejected("the path is empty")
-    return str(Path(text).expanduser().absolute())
 
 
 def warn_of_circle(link: str) -> None:

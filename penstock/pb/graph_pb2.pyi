@@ -515,6 +515,7 @@ class FileSource(_message.Message):
     WATCH_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     MAY_BE_EMPTY_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    PATH_AS_GIVEN_FIELD_NUMBER: _builtins.int
     format: _builtins.str
     """"parquet" | "csv" | "json" | "arrow" """
     path: _builtins.str
@@ -525,6 +526,8 @@ class FileSource(_message.Message):
     """0 = bounded; else the directory is listed again every so often."""
     may_be_empty: _builtins.bool
     """The client saw a directory without files, and was told the schema: none is no error."""
+    path_as_given: _builtins.str
+    """The path with its dots, by which state of older versions knows its files; "" = there are none."""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Columns to read, after pruning; empty = all of the schema."""
@@ -543,10 +546,11 @@ class FileSource(_message.Message):
         watch_interval_ms: _builtins.int = ...,
         may_be_empty: _builtins.bool = ...,
         text: Global___TextOptions | None = ...,
+        path_as_given: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "format", b"format", "may_be_empty", b"may_be_empty", "path", b"path", "schema", b"schema", "text", b"text", "watch_interval_ms", b"watch_interval_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["columns", b"columns", "format", b"format", "may_be_empty", b"may_be_empty", "path", b"path", "path_as_given", b"path_as_given", "schema", b"schema", "text", b"text", "watch_interval_ms", b"watch_interval_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,12 +7,14 @@ given its state.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from penstock.graph.adopted_paths import adopt_paths
 from penstock.graph.fingerprint import exchanges, fingerprint
 from penstock.graph.restore_check import adopt_key_groups, check_restore
 from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.state_tables.file_positions import path_of_files, spell_as
 from penstock.storage.checkpoint_properties import (
     CheckpointKind,
     CheckpointProperties,
@@ -127,6 +129,15 @@ class SavepointDraft:
         del self.manifest.done_splits[:]
         self.manifest.done_splits.extend(kept)
 
+    def take_files(self, uid: str, splits: Sequence[checkpoint_pb2.SplitSnapshot]) -> None:
+        """Gives the splits of a source of files the ids that the source knows them by."""
+        job = self.declared.get(uid, graph_pb2.Operator()).source
+        noted = self.operators[uid].declared.source
+        if job.HasField("files"):
+            noted.files.path = path_of_files(noted.files, job.files, splits)
+        if noted.files.path:
+            spell_as(noted.files.path, splits)
+
     def leave_stages_out(self) -> None:
         """Vertices in front of blocking exchanges that hold nothing have not begun: what they make, the job makes first."""
         held = {
@@ -150,6 +161,7 @@ class SavepointDraft:
         graph = graph_pb2.JobGraph()
         graph.CopyFrom(self._graph)
         adopt_key_groups(graph, self.manifest)
+        adopt_paths(graph, self.manifest)
         check = check_restore(graph, self.manifest, ignores_unclaimed=False)
         check.raise_refusal(graph.name, path)
 

@@ -362,7 +362,9 @@ class _Writing:
         for one in held:
             del one.splits[:]
         self._draft.drop_done_splits(uid)
-        for place, split in enumerate(split_snapshots(positions, f"sources: source {uid!r}")):
+        splits = split_snapshots(positions, f"sources: source {uid!r}")
+        self._draft.take_files(uid, splits)
+        for place, split in enumerate(splits):
             held[place % len(held)].splits.append(split)
             held[place % len(held)].split_parallelism = len(held)
 

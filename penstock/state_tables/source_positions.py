@@ -7,19 +7,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 from typing import Any, Final
 
 import pyarrow as pa
 
+from penstock.connectors.file_paths import normal_path, whole_path
 from penstock.connectors.listing import EntryRefusedError, list_files
 from penstock.connectors.source import END, EndOfSplit, Split
+from penstock.errors import ConfigurationError, JobRejected
 from penstock.pb import checkpoint_pb2
 from penstock.state_tables.given_rows import given_batches
 from penstock.state_tables.operator_tables import SPLITS_SCHEMA, SUBTASK
 from penstock.storage.codec import StateError
-from penstock.storage.store_names import has_scheme
 
 _COLUMNS: Final = frozenset(SPLITS_SCHEMA.names) - {SUBTASK}
 
@@ -38,8 +38,10 @@ def files_done(*paths: str | PathLike[str]) -> dict[str, EndOfSplit]:
     """
     found: dict[str, EndOfSplit] = {}
     for path in paths:
-        text = fspath(path)
-        full = text if has_scheme(text) else str(Path(text).expanduser().absolute())
+        try:
+            full = normal_path(whole_path(path))
+        except (ConfigurationError, JobRejected) as error:
+            raise StateError(f"files_done: {error}") from error
         try:
             listed = list_files(full)
         except (OSError, EntryRefusedError) as error:
