@@ -34,6 +34,7 @@ from penstock.expressions.operators import (
     item_kernel,
     operator_kernel,
 )
+from penstock.expressions.parsed_times import strptime_kernel
 from penstock.expressions.value_sets import (
     SEARCHES,
     Positions,
@@ -307,6 +308,8 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
     function = function_kernel(name, types)
     if name in SEARCHES and types:
         return search_kernel(name, function, options, chosen["value_set"], positions)
+    if name == "strptime":
+        return strptime_kernel(function, options, chosen)
     kernel = function if options is None else lambda args: function(args, options)
     if name in ROUNDING:
         return rounding(kernel, types)

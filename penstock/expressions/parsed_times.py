@@ -1,0 +1,130 @@
+"""``strptime``: texts as times by a format, where a day that its month or its year does not have is none.
+
+Arrow goes on counting from such a day: February 30 is March 1 to it.
+"""
+
+from __future__ import annotations
+
+import re
+from calendar import isleap, monthrange
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_SHORT_FORMS = {"F": "%Y-%m-%d", "D": "%m/%d/%y", "T": "%H:%M:%S", "R": "%H:%M"}
+_SAME = {"e": "d", "h": "b", "B": "b"}
+_TOKENS = {
+    "Y": r"\s*\d{1,4}",
+    **dict.fromkeys(("C", "y", "m", "d", "H", "I", "M", "S"), r"\s*\d{1,2}"),
+    "j": r"\s*\d{1,3}",
+    **dict.fromkeys(("a", "A", "b"), r"[^\W\d_]+"),
+    "z": r"\s*(?:Z|[+-]\d\d(?::?\d\d)?)",
+    **dict.fromkeys(("n", "t"), r"\s*"),
+    "%": "%",
+}
+_BEHIND_OF_30_DAYS = pa.array([5, 7, 10, 12], pa.int64())
+_DAY_DIRECTIVES = ("d", "j")
+_YEAR_WITHOUT_ONE = 1900
+
+
+def strptime_kernel(
+    parse: Callable[..., Any], options: Any, given: Mapping[str, Any]
+) -> Callable[[list[Any]], Any]:
+    """How texts become times.
+
+    Args:
+        parse: the function of pyarrow.compute.
+        options: as that wants them.
+        given: the same by name.
+    """
+    pattern = _pattern(given["format"])
+    if not any(directive in pattern.groupindex for directive in _DAY_DIRECTIVES):
+        return lambda args: parse(args, options)
+
+    def times_of(args: list[Any]) -> Any:
+        if isinstance(args[0], pa.Scalar):
+            return times_of([pa.array([args[0].as_py()], args[0].type)])[0]
+        texts, times = args[0], parse(args, options)
+        suspects = np.flatnonzero(_may_be_counted_on(times, pattern))
+        if not len(suspects):
+            return times
+        suspected = texts.take(pa.array(suspects)).to_pylist()
+        wrong = suspects[[_is_no_day(pattern, text) for text in suspected]]
+        if not len(wrong):
+            return times
+        if not given.get("error_is_null"):
+            raise pa.ArrowInvalid(f"there is no day {texts[int(wrong[0])].as_py()!r}")
+        mask = np.zeros(len(times), np.bool_)
+        mask[wrong] = True
+        return pc.if_else(pa.array(mask), pa.scalar(None, times.type), times)
+
+    return times_of
+
+
+def _pattern(format_: str) -> re.Pattern[str]:
+    """Which parts of a text the directives of a format read.
+
+    >>> _pattern("%F %H").fullmatch("2024-02-30 7")["d"]
+    '30'
+    """
+    for short, meant in _SHORT_FORMS.items():
+        format_ = format_.replace(f"%{short}", meant)
+    parts: list[str] = []
+    named: set[str] = set()
+    for piece in re.findall(r"%.|\s+|[^%\s]", format_, re.DOTALL):
+        if not piece.startswith("%"):
+            parts.append(r"\s*" if piece.isspace() else re.escape(piece))
+            continue
+        directive = _SAME.get(piece[1:], piece[1:])
+        token = _TOKENS.get(directive, ".*?")
+        is_first = directive.isalpha() and directive not in named
+        named.add(directive)
+        parts.append(f"(?P<{directive}>{token})" if is_first else f"(?:{token})")
+    return re.compile("".join(parts), re.DOTALL)
+
+
+def _may_be_counted_on(times: Any, pattern: re.Pattern[str]) -> Any:
+    """Of which times the day may be one that was counted on to: the first of those behind a short month."""
+    if "j" in pattern.groupindex:
+        return pc.is_valid(times).to_numpy(zero_copy_only=False)
+    found = _is_behind_short_month(times)
+    if "z" in pattern.groupindex:  # the times are in UTC, and so up to a day beside what was read
+        day = pa.scalar(86_400, pa.duration("s"))
+        for beside in (pc.add(times, day), pc.subtract(times, day)):
+            found = pc.or_(found, _is_behind_short_month(beside))
+    return pc.fill_null(found, False).to_numpy(zero_copy_only=False)
+
+
+def _is_behind_short_month(times: Any) -> Any:
+    month, day = pc.month(times), pc.day(times)
+    behind_february = pc.and_(pc.equal(month, 3), pc.less_equal(day, 3))
+    behind_others = pc.and_(pc.equal(day, 1), pc.is_in(month, _BEHIND_OF_30_DAYS))
+    return pc.or_(behind_february, behind_others)
+
+
+def _is_no_day(pattern: re.Pattern[str], text: str) -> bool:
+    found = pattern.fullmatch(text)
+    if found is None:
+        return False
+    tokens = {name: token.strip() for name, token in found.groupdict().items()}
+    year, month = _year(tokens), int(tokens.get("m", 1))
+    name = tokens.get("b", "")[:3].lower()
+    if name in _MONTHS:
+        month = 1 + _MONTHS.index(name)
+    of_year = int(tokens.get("j", 1))
+    return int(tokens.get("d", 1)) > monthrange(year, month)[1] or of_year > 365 + isleap(year)
+
+
+def _year(tokens: Mapping[str, str]) -> int:
+    if "Y" in tokens:
+        return int(tokens["Y"])
+    if "C" in tokens:
+        return 100 * int(tokens["C"]) + int(tokens.get("y", 0))
+    if "y" in tokens:
+        short = int(tokens["y"])
+        return short + (1900 if short >= 69 else 2000)
+    return _YEAR_WITHOUT_ONE

@@ -1,0 +1,75 @@
+"""Aim: ``strptime`` reads no day that there is not. Method: Python's dates are the oracle."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock import col
+from penstock.expressions import BadRow
+
+DAYS = [
+    (year, month, day)
+    for year in (1900, 1999, 2000, 2023, 2024)
+    for month in range(1, 13)
+    for day in (1, 2, 3, 15, 27, 28, 29, 30, 31)
+]
+
+
+def epoch_seconds(year: int, month: int, day: int) -> int | None:
+    try:
+        return int(dt.datetime(year, month, day, tzinfo=dt.UTC).timestamp())
+    except ValueError:
+        return None
+
+
+def parsed(texts: list[str | None], format_: str, **options: Any) -> list[int | None]:
+    rows = pa.record_batch({"s": texts})
+    times = col("s").strptime(format=format_, unit="s", **options).compile(rows.schema)
+    return list(times(rows).cast("int64").to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("format_", "text", "seconds"),
+    [
+        ("%Y-%m-%d", "{0:04}-{1:02}-{2:02}", 0),
+        ("%F", "{0}-{1}-{2}", 0),
+        ("%Y%m%d", "{0:04}{1:02}{2:02}", 0),
+        ("%d. %b %Y %H:%M", "{2}. {3} {0} 23:59", 86_340),
+        ("%B %e, %Y", "{3} {2:2}, {0}", 0),
+        ("%a %d/%m/%Y %I:%M %p", "Mon {2:02}/{1:02}/{0} 01:30 PM", 48_600),
+        ("%Y-%m-%dT%H:%M:%S%z", "{0:04}-{1:02}-{2:02}T01:00:00+0200", -3600),
+        ("%Y-%m-%dT%H:%M:%S%z", "{0:04}-{1:02}-{2:02}T23:00:00-0300", 93_600),
+    ],
+)
+def test_a_day_that_there_is_not_is_an_error(format_: str, text: str, seconds: int) -> None:
+    """Arrow counts on from it: February 30 was March 1."""
+    months = [f"{dt.date(2000, month, 1):%b}" for month in range(1, 13)]
+    texts = [text.format(*day, months[day[1] - 1]) for day in DAYS]
+    days = [epoch_seconds(*day) for day in DAYS]
+    expected = [None if day is None else day + seconds for day in days]
+    assert parsed([*texts, None], format_, error_is_null=True) == [*expected, None]
+    there = [i for i, day in enumerate(expected) if day is not None]
+    assert parsed([texts[i] for i in there], format_) == [expected[i] for i in there]
+    first = expected.index(None)
+    with pytest.raises(BadRow, match=f"there is no day '{texts[first][:4]}") as failed:
+        parsed(texts, format_)
+    assert failed.value.row_index == first
+
+
+def test_other_ways_to_say_a_day() -> None:
+    leap = [epoch_seconds(2024, 12, 31), None]
+    assert parsed(["2024 366", "2023 366"], "%Y %j", error_is_null=True) == leap
+    short = [epoch_seconds(2024, 2, 29), None, epoch_seconds(1972, 2, 29)]
+    texts = ["02/29/24", "02/29/23", "02/29/72"]
+    assert parsed(texts, "%D", error_is_null=True) == short
+    assert parsed(["12:30 100%"], "%H:%M 100%%") == [
+        int(dt.datetime(1900, 1, 1, 12, 30, tzinfo=dt.UTC).timestamp())
+    ]
+    constant = ps.lit("2023-02-29").strptime(format="%F", unit="s")
+    with pytest.raises(ps.ExpressionError, match="there is no day '2023-02-29'"):
+        constant.compile(pa.schema([]))
