@@ -62,8 +62,9 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
     if pt.is_integer(source) and (pt.is_time(target) or pt.is_date64(target)):
         is_time = pt.is_time(target)
         return _integer_to_time(target) if is_time else _integer_to_date64(source, safe=safe)
-    if pt.is_timestamp(source) and pt.is_date32(target) and not safe:
-        return _timestamp_to_date(source)
+    if pt.is_timestamp(source) and not safe and (pt.is_date(target) or pt.is_time(target)):
+        to_time = pt.is_time(target)
+        return _timestamp_to_time(source, target) if to_time else _to_date(source, target)
     nested = nested_cast(source, target, cast_kernel, safe=safe)
     if nested is not None:
         return nested
@@ -160,9 +161,17 @@ def _integer_to_date64(source: pa.DataType, *, safe: bool) -> Kernel:
     return lambda value: to_days(to_moments(value))
 
 
-def _timestamp_to_date(source: pa.DataType) -> Kernel:
+def _timestamp_to_time(source: pa.DataType, target: pa.DataType) -> Kernel:
+    """The time of day in the timestamp's own unit, and then in the other: Arrow's own way round overflows."""
+    is_short = source.unit in ("s", "ms")
+    own_unit = pa.time32(source.unit) if is_short else pa.time64(source.unit)
+    to_own, to_target = (_direct(_options(kind, truncate=True)) for kind in (own_unit, target))
+    return lambda value: to_target(to_own(value))
+
+
+def _to_date(source: pa.DataType, target: pa.DataType) -> Kernel:
     """Days, of which Arrow keeps the lowest 32 bits where there are more."""
-    direct = _direct(_options(pa.date32(), truncate=True))
+    direct = _direct(_options(target, truncate=True))
     limit = min(UNITS_PER_DAY[source.unit] << 31, _INT64_LIMIT)
     as_number = _direct(_options(pa.int64(), truncate=False))
 
@@ -170,7 +179,7 @@ def _timestamp_to_date(source: pa.DataType) -> Kernel:
         numbers = as_number(value)
         inside = pc.and_(pc.greater_equal(numbers, -limit), pc.less_equal(numbers, limit - 1))
         if pc.all(inside, min_count=0).as_py() is False:
-            raise pa.ArrowInvalid(f"a {source} is outside of the days that {pa.date32()} has")
+            raise pa.ArrowInvalid(f"a {source} is outside of the days that {target} has")
         return direct(value)
 
     return cast

@@ -110,10 +110,11 @@ def test_lists_become_lists_of_one_size(safe: bool) -> None:
 
 
 @pytest.mark.parametrize("unit", ["s", "ms"])
-def test_a_time_beyond_the_days_that_there_are_is_an_error(unit: str) -> None:
+@pytest.mark.parametrize("target", ["date32", "date64"])
+def test_a_time_beyond_the_days_that_there_are_is_an_error(unit: str, target: str) -> None:
     """Arrow keeps the lowest 32 bits: 10^18 s became a day in the year -2,362,217."""
     last = (86_400 << 31) * {"s": 1, "ms": 1000}[unit] - 1
-    days = col("t").cast("date32")
+    days = col("t").cast(target).cast("date32")
     rows = pa.record_batch({"t": pa.array([-1, None, -last - 1, last], pa.timestamp(unit))})
     found = days.compile(rows.schema)(rows)
     assert found.view(pa.int32()).to_pylist() == [-1, None, -(2**31), 2**31 - 1]
@@ -165,3 +166,28 @@ def test_milliseconds_become_whole_days() -> None:
     with pytest.raises(BadRow, match="would change when it is cast to date64") as failed:
         exact(rows)
     assert failed.value.row_index == 1
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("target", ["time32[s]", "time32[ms]", "time64[us]", "time64[ns]"])
+def test_the_time_of_day_of_any_time(unit: str, target: str) -> None:
+    """In a finer unit it overflowed from the year 2262 on, and in a coarser one it was a second late before 1970."""
+    per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+    random, day, finer = (
+        Random(unit),
+        86_400 * per_second[unit],
+        per_second[target[7:-1]],
+    )
+    numbers = [
+        0,
+        -1,
+        -1001,
+        1 - day,
+        2**62,
+        -(2**62),
+        *(random.randrange(2**63) for _ in range(50)),
+    ]
+    rows = pa.record_batch({"t": pa.array([*numbers, None], pa.int64()).cast(pa.timestamp(unit))})
+    found = col("t").cast(target).compile(rows.schema)(rows)
+    whole = found.cast("int32" if "32" in target else "int64").to_pylist()
+    assert whole == [*(n % day * finer // per_second[unit] for n in numbers), None]
