@@ -34,7 +34,8 @@ from jobmanager.checkpoint.taken_over_savepoint import take_over
 from jobmanager.graph.execution_attempt import SubtaskId
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.graph.output_in_doubt import decided_output
-from penstock.graph.restore_check import check_restore, dropped_states
+from penstock.graph.restore_check import check_restore
+from penstock.graph.started_from import started_from
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HeadClaimedAgain
 from penstock.storage.manifest import encode_manifest, manifest_path
@@ -219,13 +220,8 @@ class CheckpointStartsRunner:
     def _note_start(self, claim: HeadClaim, point: RestorePoint) -> None:
         output = decided_output(self._graph)
         check = check_restore(self._graph, point.manifest, ignores_unclaimed=True, output=output)
-        started = checkpoint_pb2.StartedFrom(
-            path=self._starts_from,
-            checkpoint_id=point.manifest.checkpoint_id,
-            is_savepoint=point.is_savepoint,
-            claimed=self._is_claimed(point),
-            dropped_states=dropped_states(check.dropped),
-            event_time_ended=point.has_ended_time,
+        started = started_from(
+            point, check, output, path=self._starts_from, is_claimed=self._is_claimed(point)
         )
         head = head_started(claim.head, started)
         if head != claim.head:

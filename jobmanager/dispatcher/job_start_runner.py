@@ -14,14 +14,14 @@ from penstock.config import Configuration
 from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
 from penstock.graph.added_aggregates import mark_added
 from penstock.graph.adopted_paths import adopt_paths
-from penstock.graph.output_in_doubt import IN_DOUBT_KEY, decide_output
+from penstock.graph.output_in_doubt import IN_DOUBT_KEY, decide_output, decided_output
 from penstock.graph.restore_check import (
     RestoreCheck,
     adopt_key_groups,
     check_restore,
-    dropped_states,
 )
-from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.graph.started_from import started_from
+from penstock.pb import graph_pb2
 from penstock.storage.head import HeadStore
 from penstock.storage.object_store import FIRST_ANSWER_MS
 from penstock.storage.open_store import open_store, place_of
@@ -64,16 +64,12 @@ class JobStart:
             StoreTransient: it cannot be claimed now.
         """
         point = self.point
-        started = checkpoint_pb2.StartedFrom(
-            path=point.uri,
-            checkpoint_id=point.manifest.checkpoint_id,
-            claimed=True,
-            dropped_states=dropped_states(self.check.dropped),
-        )
         try:
             if point.is_savepoint:
                 claim_savepoint(point, self.job_id)
                 return
+            output = decided_output(self.graph)
+            started = started_from(point, self.check, output, path=point.uri, is_claimed=True)
             HeadStore(point.store).take_over(
                 self.job_id, point.owner, point.manifest.checkpoint_id, started
             )

@@ -21,8 +21,8 @@ from jobmanager.graph.deployment import channels_of
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.job_plan import JobPlan
 from jobmanager.rpc.graph_convert import plan_of
-from penstock.graph.output_in_doubt import COMMITTABLES
 from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.prepared_output import COMMITTABLES
 
 _COLLECTED = "collect"
 

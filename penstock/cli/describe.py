@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from penstock.client.job_result import JobResult
 from penstock.pb import checkpoint_pb2, client_pb2
+from penstock.storage.prepared_output import PreparedOutput
 
 _NO_WATERMARK = -(2**63)
 _FINAL_WATERMARK = 2**63 - 1
@@ -43,6 +44,16 @@ TIME_ENDED = (
     "come from here on are late"
 )
 
+OUTPUT_TEXTS: Mapping[str, str] = {
+    PreparedOutput.COMMITTED: "output that it covers: committed by the job that it was taken of",
+    PreparedOutput.TAKEN_BACK: (
+        "output that it covers: taken back by the job that it was taken of, which makes it again; left to that job"
+    ),
+    PreparedOutput.IN_DOUBT: "output that it covers: in doubt",
+    PreparedOutput.COMMITTED_HERE: "output that it covers: committed by the job that is started from it",
+    PreparedOutput.LEFT: "output that it covers: was in doubt, and is left as it is",
+}
+
 
 def started_fields(started: checkpoint_pb2.StartedFrom) -> dict[str, Any]:
     """What a job was started from, in ``--json`` of ``info``."""
@@ -53,6 +64,16 @@ def started_fields(started: checkpoint_pb2.StartedFrom) -> dict[str, Any]:
         "independent_since_checkpoint_id": started.independent_since_checkpoint_id or None,
         "independent_since_ms": started.independent_since_ms or None,
         "event_time_ended": started.event_time_ended,
+        "output": started.output or None,
+        "migrated": [
+            {
+                "operator_uid": one.operator_uid,
+                "name": one.name,
+                "state": one.state,
+                "how": one.how,
+            }
+            for one in started.migrated_states
+        ],
         "dropped": [
             {"operator_uid": one.operator_uid, "name": one.name, "state": one.state or None}
             for one in started.dropped_states
@@ -72,6 +93,12 @@ def started_lines(started: checkpoint_pb2.StartedFrom) -> list[str]:
     lines = [f"started from: {started.path} (checkpoint {started.checkpoint_id}); {owned}"]
     if started.event_time_ended:
         lines.append(f"  {TIME_ENDED}")
+    if started.output in OUTPUT_TEXTS:
+        lines.append(f"  {OUTPUT_TEXTS[started.output]}")
+    lines += [
+        f"  migrated: state {one.state} of operator {one.name} (uid {one.operator_uid}): {one.how}"
+        for one in started.migrated_states
+    ]
     lines += [
         f"  left out: {f'state {one.state}' if one.state else 'all state'} of operator {one.name} (uid {one.operator_uid})"
         for one in started.dropped_states

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from penstock.cli.context import echo, print_table
-from penstock.cli.describe import TIME_ENDED
+from penstock.cli.describe import OUTPUT_TEXTS, TIME_ENDED
 from penstock.config import Configuration
 from penstock.graph.adopted_paths import adopt_paths
-from penstock.graph.output_in_doubt import decide_output
+from penstock.graph.output_in_doubt import decide_output, fate_of_output
 from penstock.graph.restore_check import (
     READ_BY_ALL,
     Fate,
@@ -21,6 +21,7 @@ from penstock.graph.restore_check import (
 from penstock.pb import graph_pb2
 from penstock.storage.content_check import check_content
 from penstock.storage.packed_files_store import PackedReader
+from penstock.storage.prepared_output import PreparedOutput
 from penstock.storage.restore_point import RestorePoint, open_restore_point
 
 _BACKEND_KEY: Final = "state.backend.type"
@@ -33,12 +34,14 @@ class PlannedRestore:
     Attributes:
         is_read: all that the files hold has been read, and is what was written.
         conditions: for which the cluster may refuse a run.
+        output: what becomes of output that is prepared there.
     """
 
     point: RestorePoint
     check: RestoreCheck
     is_read: bool
     conditions: list[str]
+    output: PreparedOutput
 
     def fields(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -47,6 +50,7 @@ class PlannedRestore:
             "checkpoint_id": self.point.manifest.checkpoint_id,
             "is_savepoint": self.point.is_savepoint,
             "event_time_ended": self.point.has_ended_time,
+            "output": self.output or None,
             "refused": bool(self.check.refusals),
             "problems": list(self.check.problems),
             "conditions": self.conditions,
@@ -87,6 +91,8 @@ class PlannedRestore:
             )
         if self.point.has_ended_time:
             echo(f"a risk: {TIME_ENDED}")
+        if self.output:
+            echo(OUTPUT_TEXTS[self.output])
         for condition in self.conditions:
             echo(f"depends on the cluster: {condition}")
         if not self.is_read:
@@ -110,15 +116,23 @@ def planned_restore(graph: graph_pb2.JobGraph) -> PlannedRestore | None:
     point = open_restore_point(config.execution_state_recovery_path)
     adopt_key_groups(graph, point.manifest)
     adopt_paths(graph, point.manifest)
+    decision = decide_output(point, config.execution_state_recovery_in_doubt)
     check = check_restore(
         graph,
         point.manifest,
         ignores_unclaimed=config.execution_state_recovery_ignore_unclaimed,
         backend=graph.config.get(_BACKEND_KEY, ""),
-        output=decide_output(point, config.execution_state_recovery_in_doubt),
+        output=decision,
     )
     is_read = check_content(point, PackedReader(point.store, point.manifest))
-    return PlannedRestore(point, check, is_read, [*_of_the_cluster(graph, point)])
+    conditions = [*_of_the_cluster(graph, point)]
+    if point.is_savepoint and decision.commits:
+        original = point.manifest.job_id
+        conditions.append(
+            f"a cluster on which job {original} still runs refuses to commit the output that it covers"
+        )
+    output = fate_of_output(point, decision)
+    return PlannedRestore(point, check, is_read, conditions, output)
 
 
 def _of_the_cluster(graph: graph_pb2.JobGraph, point: RestorePoint) -> Iterator[str]:

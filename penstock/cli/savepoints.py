@@ -163,7 +163,7 @@ def savepoints(directory: str, as_json: bool) -> None:
         print_json({"savepoints": [asdict(one) for one in found]})
         return
     print_table(
-        ["PATH", "STATUS", "JOB", "NAME", "TAKEN", "FORMAT", "SIZE", "COMMITTED"],
+        ["PATH", "STATUS", "JOB", "NAME", "TAKEN", "FORMAT", "SIZE", "OUTPUT"],
         [
             [
                 one.path,
@@ -173,7 +173,7 @@ def savepoints(directory: str, as_json: bool) -> None:
                 time_of(one.taken_at_ms) if one.taken_at_ms else "",
                 one.format,
                 size_of(one.size_bytes),
-                "yes" if one.committed else "",
+                one.output.replace("-", " "),
             ]
             for one in found
         ],

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.pb import graph_pb2
+from penstock.storage.prepared_output import PreparedOutput, has_prepared_output, savepoint_output
 from penstock.storage.restore_point import RestorePoint
-from penstock.storage.savepoint import COMMITTED_PATH, TAKEN_BACK_PATH
 
 IN_DOUBT_KEY: Final = "execution.state-recovery.in-doubt"
-COMMITTABLES: Final = "committables"
-"""The list in which sinks keep what is prepared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +46,12 @@ def decide_output(point: RestorePoint, said: str | None) -> OutputDecision:
     """
     if not point.is_savepoint:
         return OutputDecision(said != "leave")
-    if not has_prepared_output(point):
+    if not has_prepared_output(point.manifest):
         return OutputDecision(False)
-    beside = point.store.first_parts()
-    if COMMITTED_PATH in beside:
+    found = savepoint_output(point.manifest, point.store.first_parts())
+    if found is PreparedOutput.COMMITTED:
         return OutputDecision(False)
-    if TAKEN_BACK_PATH in beside:
+    if found is PreparedOutput.TAKEN_BACK:
         refusal = (
             f"the output that it covers cannot be committed: job {point.manifest.job_id} has gone back behind it and "
             "produces that itself: say --in-doubt leave"
@@ -73,18 +71,16 @@ def decided_output(graph: graph_pb2.JobGraph) -> OutputDecision:
     return OutputDecision(graph.config.get(IN_DOUBT_KEY) != "leave")
 
 
-def has_prepared_output(point: RestorePoint) -> bool:
-    """Whether sinks have prepared output that a checkpoint was to commit."""
-    sinks = {
-        operator.uid
-        for vertex in point.manifest.vertices
-        for operator in vertex.operators
-        if operator.kind == "sink"
-    }
-    return any(
-        held.name == COMMITTABLES and (held.items or held.HasField("handle"))
-        for subtask in point.manifest.subtasks
-        for operator in subtask.operators
-        if operator.operator_uid in sinks
-        for held in operator.lists
-    )
+def fate_of_output(point: RestorePoint, decision: OutputDecision) -> PreparedOutput:
+    """What becomes of prepared output with a start, as it is shown.
+
+    Raises:
+        StoreTransient: it cannot be read now.
+    """
+    if not has_prepared_output(point.manifest):
+        return PreparedOutput.NONE
+    if point.is_savepoint:
+        found = savepoint_output(point.manifest, point.store.first_parts())
+        if found is not PreparedOutput.IN_DOUBT or decision.refusal:
+            return found
+    return PreparedOutput.COMMITTED_HERE if decision.commits else PreparedOutput.LEFT

@@ -15,7 +15,7 @@ from enum import Enum
 import pyarrow as pa
 
 from penstock.errors import JobRejected
-from penstock.graph.output_in_doubt import COMMITTABLES, OutputDecision
+from penstock.graph.output_in_doubt import OutputDecision
 from penstock.graph.rows_left_behind import exchange_problems, persisted_problems
 from penstock.graph.state_meaning import (
     TIMERS,
@@ -31,6 +31,7 @@ from penstock.graph.state_meaning import (
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.codec import ENTRY_ARROW, Stamped, codec_of
 from penstock.storage.codec_migration import MigrationRefusedError, field_changes, migration
+from penstock.storage.prepared_output import COMMITTABLES
 
 OPERATOR_LIST = "operator list"
 """Kind of a declared state without a key."""
@@ -114,6 +115,11 @@ class RestoreCheck:
         return tuple(fate for fate in self.fates if fate.fate is Fate.DROPPED)
 
     @property
+    def migrated(self) -> tuple[StateFate, ...]:
+        """What goes on in another form."""
+        return tuple(fate for fate in self.fates if fate.fate is Fate.MIGRATES)
+
+    @property
     def changed(self) -> tuple[StateFate, ...]:
         """What goes on as it is, where its operator does something else with it, or beside it."""
         return tuple(fate for fate in self.fates if fate.fate is Fate.MAPS and fate.reason)
@@ -195,14 +201,6 @@ def _fate_of_values(
         return Fate.REFUSED, str(error)
     fields = field_changes(old, new)
     return Fate.MIGRATES, f"from {codec} to {new.name}{': ' if fields else ''}{fields}"
-
-
-def dropped_states(dropped: Iterable[StateFate]) -> list[checkpoint_pb2.DroppedState]:
-    """What is left out, as it is kept and shown."""
-    return [
-        checkpoint_pb2.DroppedState(operator_uid=one.uid, name=one.operator, state=one.state)
-        for one in dropped
-    ]
 
 
 def check_restore(

@@ -947,6 +947,8 @@ class StartedFrom(_message.Message):
     IS_SAVEPOINT_FIELD_NUMBER: _builtins.int
     TAKEN_OVER_FIELD_NUMBER: _builtins.int
     EVENT_TIME_ENDED_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    MIGRATED_STATES_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     checkpoint_id: _builtins.int
     claimed: _builtins.bool
@@ -959,9 +961,15 @@ class StartedFrom(_message.Message):
     """The store has copied all its files into the job's directory, and HEAD names them: of the path nothing is needed."""
     event_time_ended: _builtins.bool
     """Event time had ended before it was taken (stop --drain): rows are late."""
+    output: _builtins.str
+    """What becomes of the output that it covers, as `PreparedOutput` calls it; "" = it covers none."""
     @_builtins.property
     def dropped_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___DroppedState]:
         """State that was left out: what it belonged to is gone."""
+
+    @_builtins.property
+    def migrated_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___MigratedState]:
+        """State that goes on in another form."""
 
     def __init__(
         self,
@@ -975,14 +983,46 @@ class StartedFrom(_message.Message):
         is_savepoint: _builtins.bool = ...,
         taken_over: _builtins.bool = ...,
         event_time_ended: _builtins.bool = ...,
+        output: _builtins.str = ...,
+        migrated_states: _abc.Iterable[Global___MigratedState] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "claimed", b"claimed", "dropped_states", b"dropped_states", "event_time_ended", b"event_time_ended", "independent_since_checkpoint_id", b"independent_since_checkpoint_id", "independent_since_ms", b"independent_since_ms", "is_savepoint", b"is_savepoint", "path", b"path", "taken_over", b"taken_over"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "claimed", b"claimed", "dropped_states", b"dropped_states", "event_time_ended", b"event_time_ended", "independent_since_checkpoint_id", b"independent_since_checkpoint_id", "independent_since_ms", b"independent_since_ms", "is_savepoint", b"is_savepoint", "migrated_states", b"migrated_states", "output", b"output", "path", b"path", "taken_over", b"taken_over"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StartedFrom: _TypeAlias = StartedFrom  # noqa: Y015
+
+@_typing.final
+class MigratedState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPERATOR_UID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    HOW_FIELD_NUMBER: _builtins.int
+    operator_uid: _builtins.str
+    name: _builtins.str
+    """Of the operator."""
+    state: _builtins.str
+    how: _builtins.str
+    """From what to what."""
+    def __init__(
+        self,
+        *,
+        operator_uid: _builtins.str = ...,
+        name: _builtins.str = ...,
+        state: _builtins.str = ...,
+        how: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["how", b"how", "name", b"name", "operator_uid", b"operator_uid", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MigratedState: _TypeAlias = MigratedState  # noqa: Y015
 
 @_typing.final
 class DroppedState(_message.Message):

@@ -11,6 +11,7 @@ from penstock.storage.head import HEAD_PATH, HeadStore
 from penstock.storage.manifest import decode_manifest, file_ends, properties_of
 from penstock.storage.object_store import ObjectStore, delete_all
 from penstock.storage.open_store import open_store
+from penstock.storage.prepared_output import savepoint_output
 from penstock.storage.savepoint import (
     COMMITTED_PATH,
     GIVEN_UP,
@@ -35,6 +36,7 @@ class KeptSavepoint:
         is_for_ending: event time had been ended before it was taken (``stop --drain``).
         committed: the job that it was taken of has committed the output that it names.
         owner: the job that has claimed it; "" = none has.
+        output: what has become of the output that it covers: "committed", "taken-back" or "in-doubt"; "" = it covers none.
     """
 
     path: str
@@ -49,6 +51,7 @@ class KeptSavepoint:
     is_for_ending: bool = False
     committed: bool = False
     owner: str = ""
+    output: str = ""
 
 
 def list_savepoints(uri: str) -> list[KeptSavepoint]:
@@ -104,6 +107,7 @@ def _kept(uri: str, store: ObjectStore) -> KeptSavepoint:
         is_for_ending=properties.behind is BehindBarrier.DRAIN,
         committed=COMMITTED_PATH in names,
         owner=store.get(OWNER_PATH).decode(errors="replace") if OWNER_PATH in names else "",
+        output=savepoint_output(manifest, names),
     )
 
 

@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 
 from jobmanager.dispatcher.job_start_runner import prepare_start
+from penstock.cli.describe import started_fields, started_lines
 from penstock.config import Configuration
 from penstock.errors import JobRejected
-from penstock.graph.output_in_doubt import COMMITTABLES, IN_DOUBT_KEY
+from penstock.graph.output_in_doubt import IN_DOUBT_KEY, decided_output
+from penstock.graph.restore_check import Fate, RestoreCheck, StateFate
+from penstock.graph.started_from import started_from
 from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.kept_state import list_savepoints
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import encode_manifest
+from penstock.storage.prepared_output import COMMITTABLES
 from penstock.storage.restore_point import claim_savepoint, open_restore_point
-from penstock.storage.savepoint import MANIFEST_PATH
+from penstock.storage.savepoint import COMMITTED_PATH, MANIFEST_PATH, TAKEN_BACK_PATH
 
 ORIGINAL, CLAIMER, NEW = "0" * 32, "1" * 32, "2" * 32
 
@@ -55,3 +60,38 @@ def test_output_is_committed_by_another_once_its_own_job_has_ended(
     with pytest.raises(JobRejected, match=f"job {ORIGINAL} still runs"):
         start(tmp_path, ORIGINAL)
     assert start(tmp_path, "") == "commit"
+
+
+@pytest.mark.parametrize(
+    ("beside", "said", "listed", "started", "text"),
+    [
+        (COMMITTED_PATH, "", "committed", "committed", "committed by the job that it was taken of"),
+        (TAKEN_BACK_PATH, "leave", "taken-back", "taken-back", "taken back by the job"),
+        ("", "commit", "in-doubt", "committed-here", "by the job that is started from it"),
+        ("", "leave", "in-doubt", "left", "was in doubt, and is left as it is"),
+    ],
+)
+def test_what_becomes_of_its_output_is_listed_and_shown(
+    tmp_path: Path, beside: str, said: str, listed: str, started: str, text: str
+) -> None:
+    make_savepoint(tmp_path)
+    if beside:
+        LocalStore(tmp_path).put(beside, [b"x"])
+    assert [one.output for one in list_savepoints(str(tmp_path))] == [listed]
+    graph = graph_pb2.JobGraph()
+    graph.vertices.add(id="v0", parallelism=1).operators.add(uid="files")
+    config = {"execution.state-recovery.path": str(tmp_path)}
+    config |= {IN_DOUBT_KEY: said} if said else {}
+    nobody_runs = (lambda _: False, lambda _: True)
+    start = prepare_start(NEW, graph, Configuration.from_mapping(config), *nobody_runs)
+    changed = StateFate("counts", "Count", "n", Fate.MIGRATES, "from int32 to int64")
+    check = RestoreCheck((*start.check.fates, changed), ())
+    output = decided_output(start.graph)
+    kept = started_from(start.point, check, output, path="/saved", is_claimed=False)
+    shown = started_fields(kept)
+    assert shown["output"] == started
+    how = {"name": "Count", "state": "n", "how": "from int32 to int64"}
+    assert shown["migrated"] == [{"operator_uid": "counts", **how}]
+    _, about_output, about_state = started_lines(kept)
+    assert text in about_output
+    assert about_state.endswith("state n of operator Count (uid counts): from int32 to int64")

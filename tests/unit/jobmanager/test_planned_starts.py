@@ -17,11 +17,12 @@ from penstock.cli.planned_restore import planned_restore
 from penstock.config import Configuration
 from penstock.errors import JobRejected
 from penstock.graph.fingerprint import fingerprint
-from penstock.graph.output_in_doubt import COMMITTABLES, IN_DOUBT_KEY
+from penstock.graph.output_in_doubt import IN_DOUBT_KEY, decided_output, fate_of_output
 from penstock.graph.state_meaning import EVENT_TIMERS
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import encode_manifest
+from penstock.storage.prepared_output import COMMITTABLES, PreparedOutput
 from penstock.storage.savepoint import COMMITTED_PATH, MANIFEST_PATH, TAKEN_BACK_PATH
 from tests.unit.penstock.test_state_meaning import CHANGES, Answered, Seen, planned, with_function
 
@@ -105,11 +106,15 @@ def test_a_plan_says_what_a_start_does(tmp_path: Path, ignores: bool) -> None:
         reasons = "; ".join(plan.check.refusals)
         assert refusal == (reasons and f"job '' cannot be started from {path}: {reasons}"), case
         assert start is None or start.check == plan.check, case
+        if start is not None:
+            assert fate_of_output(start.point, decided_output(start.graph)) is plan.output, case
+            seen[plan.output] += 1
         seen.update(word for word in WORDS if word in refusal)
         seen["started"] += start is not None
         seen["left out"] += start is not None and bool(start.check.dropped)
         seen.update(word for word in CHANGES if start and word in str(start.check.changed))
     met = {word for word, count in seen.items() if count}
+    assert met >= {PreparedOutput.NONE, PreparedOutput.TAKEN_BACK}, seen
     assert met >= {"started", *WORDS[2:], *CHANGES, *(["left out"] if ignores else WORDS)}, seen
 
 

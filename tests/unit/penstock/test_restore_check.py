@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import JobRejected
-from penstock.graph.output_in_doubt import COMMITTABLES, OutputDecision
+from penstock.graph.output_in_doubt import OutputDecision
 from penstock.graph.restore_check import Fate, adopt_key_groups, check_restore
 from penstock.graph.state_meaning import declaration
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.codec import codec_of
+from penstock.storage.prepared_output import COMMITTABLES
 
 FORWARD = graph_pb2.PARTITIONING_FORWARD
 HASH = graph_pb2.PARTITIONING_HASH
