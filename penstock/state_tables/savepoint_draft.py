@@ -14,7 +14,7 @@ from penstock.graph.adopted_paths import adopt_paths
 from penstock.graph.fingerprint import exchanges, fingerprint
 from penstock.graph.restore_check import adopt_key_groups, check_restore
 from penstock.pb import checkpoint_pb2, graph_pb2
-from penstock.state_tables.file_positions import path_of_files, spell_as
+from penstock.state_tables.file_positions import check_files, path_of_files, spell_as
 from penstock.storage.checkpoint_properties import (
     CheckpointKind,
     CheckpointProperties,
@@ -129,14 +129,42 @@ class SavepointDraft:
         del self.manifest.done_splits[:]
         self.manifest.done_splits.extend(kept)
 
-    def take_files(self, uid: str, splits: Sequence[checkpoint_pb2.SplitSnapshot]) -> None:
-        """Gives the splits of a source of files the ids that the source knows them by."""
+    def check_reads(self, uid: str, where: str) -> None:
+        """Checks that all subtasks of a source read what they are given.
+
+        Args:
+            where: the source, for messages.
+
+        Raises:
+            StateError: some have finished.
+        """
+        vertex = self._vertex_of[uid].id
+        finished = [one for one in self.manifest.subtasks if one.vertex == vertex and one.finished]
+        if finished:
+            raise StateError(
+                f"{where}: {len(finished)} of its subtasks had finished in the base and read nothing any more: take as base "
+                "what was stored before, or leave the source out"
+            )
+
+    def take_files(
+        self, uid: str, splits: Sequence[checkpoint_pb2.SplitSnapshot], where: str
+    ) -> None:
+        """Gives the splits of a source of files the ids that the source knows them by.
+
+        Args:
+            where: the source, for messages.
+
+        Raises:
+            StateError: one is no file of the source, or is there twice.
+        """
         job = self.declared.get(uid, graph_pb2.Operator()).source
         noted = self.operators[uid].declared.source
-        if job.HasField("files"):
+        if job.HasField("files") and noted.WhichOneof("kind") in (None, "files"):
             noted.files.path = path_of_files(noted.files, job.files, splits)
         if noted.files.path:
             spell_as(noted.files.path, splits)
+        if noted.HasField("files"):
+            check_files(noted.files.path, splits, where)
 
     def leave_stages_out(self) -> None:
         """Vertices in front of blocking exchanges that hold nothing have not begun: what they make, the job makes first."""
@@ -276,3 +304,18 @@ def changes_of(states: object) -> Mapping[str, Mapping[str, object] | None]:
                 f"write_savepoint takes {{uid: {{state: table}}}}, got {{{uid!r}: {type(own).__name__}}}"
             )
     return states
+
+
+def positions_of(sources: object) -> Mapping[str, object]:
+    """Where a caller lets sources go on, by uid.
+
+    Raises:
+        StateError: it is no mapping.
+    """
+    if sources is None:
+        return {}
+    if not isinstance(sources, Mapping):
+        raise StateError(
+            f"write_savepoint takes sources={{uid: positions}}, got {type(sources).__name__}"
+        )
+    return sources

@@ -32,7 +32,7 @@ from penstock.state_tables.operator_tables import (
     list_items,
     packed,
 )
-from penstock.state_tables.savepoint_draft import SavepointDraft, changes_of
+from penstock.state_tables.savepoint_draft import SavepointDraft, changes_of, positions_of
 from penstock.state_tables.source_positions import split_snapshots
 from penstock.state_tables.state_view import StateView
 from penstock.state_tables.table_parts import WrittenAs
@@ -92,7 +92,7 @@ def write_savepoint(
         uri = without_slash(whole_name(path))
     except ConfigurationError as error:
         raise StateError(f"write_savepoint: {error}") from error
-    changes, positions = changes_of(states), dict(sources or {})
+    changes, positions = changes_of(states), positions_of(sources)
     graph = graph_of(job)
     if base is not None and not isinstance(base, StateTables):
         base = open_state(base)
@@ -358,12 +358,14 @@ class _Writing:
     def _write_splits(self, uid: str, positions: Any) -> None:
         if self._draft.operators[uid].kind != "source":
             raise StateError(f"sources: operator {uid!r} is no source")
+        where = f"sources: source {uid!r}"
+        self._draft.check_reads(uid, where)
         held = self._draft.snapshots_of(uid, 1)
         for one in held:
             del one.splits[:]
         self._draft.drop_done_splits(uid)
-        splits = split_snapshots(positions, f"sources: source {uid!r}")
-        self._draft.take_files(uid, splits)
+        splits = split_snapshots(positions, where)
+        self._draft.take_files(uid, splits, where)
         for place, split in enumerate(splits):
             held[place % len(held)].splits.append(split)
             held[place % len(held)].split_parallelism = len(held)

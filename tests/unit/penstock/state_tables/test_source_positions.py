@@ -6,18 +6,23 @@ by name. No cluster: what a source finds is what its discovery gives.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.graph.adopted_paths import adopt_paths
 from penstock.graph.fingerprint import fingerprint
 from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.state_tables.operator_tables import SPLITS_SCHEMA, splits_batch
 from penstock.state_tables.savepoint_writer_store import graph_of
+from penstock.state_tables.source_positions import split_snapshots
 from penstock.storage.restore_point import open_restore_point
 from taskmanager.connectors.file_source import FileSource
 from tests.support.source_harness import SourceHarness
@@ -134,3 +139,156 @@ def test_state_that_spells_its_files_with_dots_is_gone_on_with(here: Path, says_
             f"{target}-again", {}, base=written, sources={"files": ps.files_done("../in")}
         )
         assert found_by(started_from(again, job)) == done_in(again)
+
+
+def payload_of(path: str) -> bytes:
+    return json.dumps({"path": path, "size_bytes": 1}).encode()
+
+
+def test_an_open_file_goes_on_where_its_row_says(here: Path) -> None:
+    name = str(here / "in" / "a.parquet")
+    row = {"id": name, "payload": payload_of(name), "size": 1, "position": b"5"}
+    written = ps.write_savepoint(here / "new", {}, job=reading("../in"), sources={"files": [row]})
+    table = ps.open_state(written).read("files", "splits")
+    assert table.select(list(row)).to_pylist() == [row]
+    again = ps.write_savepoint(here / "again", {}, base=written, sources={"files": table})
+    assert ps.open_state(again).read("files", "splits").equals(table)
+
+
+NO_FILES: list[tuple[Any, str]] = [
+    ({"../in/a.parquet": ps.END}, "is no whole path.*give what ps.files_done"),
+    ({"a.parquet": ps.END}, "is no whole path.*give what ps.files_done"),
+    ({"{0}/in": ps.END}, "is a directory: give its files"),
+    ({"{0}/in/below/": ps.END}, "is a directory: give its files"),
+    ({"{0}/live/a.parquet": ps.END}, "is not in {0}/in, which the source reads"),
+    ({"{0}/inner/a.parquet": ps.END}, "is not in {0}/in, which the source reads"),
+    ({"s3://bucket/in/a.parquet": ps.END}, "is not in {0}/in, which the source reads"),
+    ({"{0}/in/a.parquet": None}, "is not done, and has no payload"),
+    ({"{0}/in/a.parquet": b"5"}, "is not done, and has no payload"),
+    ({"{0}/in/a.parquet": ps.END, "{0}/in/../in/a.parquet": ps.END}, "is there twice"),
+    ([{"id": "{0}/in/a.parquet", "payload": b"partition 5"}], "has the payload of another split"),
+    ([{"id": "{0}/in/a.parquet", "payload": payload_of("/b")}], "has the payload of another split"),
+    ("{0}/in", "given as str: give .*ps.files_done"),
+    (None, "given as NoneType: give .*leave the source out"),
+    (5, "given as int: give .*ps.files_done"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("positions", "message"), NO_FILES, ids=[one for _, one in NO_FILES])
+def test_what_is_no_file_of_the_source_is_refused(positions: Any, message: str, here: Path) -> None:
+    if isinstance(positions, dict):
+        positions = {name.format(here): position for name, position in positions.items()}
+    if isinstance(positions, list):
+        positions = [row | {"id": row["id"].format(here)} for row in positions]
+    with pytest.raises(ps.StateError, match=f"source 'files'.*{message.format(here)}"):
+        ps.write_savepoint(here / "new", {}, job=reading("../in"), sources={"files": positions})
+    assert not list((here / "new").rglob("*"))
+
+
+def test_a_file_that_is_not_there_is_told_of(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = [str(here / "in" / name) for name in ("a.parquet", "gone.parquet")]
+    sources = {"files": dict.fromkeys(names, ps.END)}
+    written = ps.write_savepoint(here / "new", {}, job=reading("../in"), sources=sources)
+    assert done_in(written) == {*names}
+    assert "1 of 2 files are not there" in caplog.text
+    assert names[1] in caplog.text
+
+
+def test_positions_of_subtasks_that_had_finished_are_refused(here: Path) -> None:
+    base = ps.open_state(ps.write_savepoint(here / "base", {}, job=reading("../in")))
+    for subtask in base.manifest.subtasks:
+        subtask.finished = True
+    with pytest.raises(ps.StateError, match="1 of its subtasks had finished in the base"):
+        ps.write_savepoint(here / "new", {}, base=base, sources={"files": ps.files_done("../in")})
+    with pytest.raises(ps.StateError, match=r"takes sources=\{uid: positions\}, got list"):
+        ps.write_savepoint(here / "new", {}, base=base, sources=["files"])  # type: ignore[arg-type]
+
+
+WRONG: list[tuple[Any, str]] = [
+    (pa.table({"id": [5]}), "column 'id' is string, got int64: cast it"),
+    (pa.table({"id": ["a"], "done": ["false"]}), "column 'done' is bool, got string: cast it"),
+    (pa.table({"id": ["a"], "done": [0]}), "column 'done' is bool, got int64: cast it"),
+    (pa.table({"id": ["a"], "position": ["5"]}), "column 'position' is binary, got string: cast it"),
+    (pa.table({"id": ["a"], "size": [1.5]}), "column 'size' is int64, got double: cast it"),
+    (pa.table({"id": ["a", None]}), "row 1: its id is null"),
+    (pa.table({"id": ["a", ""]}), "row 1: its id is empty"),
+    (pa.table({"id": ["a"], "done": [True], "position": [b"5"]}), "row 0: split 'a' is done and has a position"),
+    (pa.table({"id": ["a", "a"]}), "split 'a' is there twice"),
+    (pa.table({"id": ["a"], "size": [-1]}), "split 'a' has the size -1"),
+    (pa.table({"id": ["a"], "min_event_time_ms": [2**63 - 1]}), "split 'a' has min_event_time_ms"),
+    (pa.table({"name": pa.array([], "string")}), r"given with \['name'\]; columns of splits are"),
+    (pa.table([["a"], ["b"]], ["id", "id"]), "'id' more than once"),
+    ([{"id": 5}], "row 0: .*'id'"),
+    ([{"id": "a", "done": "false"}], "row 0: .*'done'"),
+    ([{"id": "a", "position": "5"}], "row 0: .*'position'"),
+    ([{"position": b"5"}], r"given with \['position'\]; columns of splits are"),
+    ({"": b"5"}, "its id is empty"),
+    ({5: b"5"}, "5: b'5' is no split"),
+    ({"a": "5"}, "'a': '5' is no split"),
+    ({"\ud800": b"5"}, "is no split: its id is a text of UTF-8"),
+    ({ps.Split("a", "payload"): b"5"}, "'a' is no split: .* its payload bytes"),  # type: ignore[arg-type]
+    ({ps.Split("a", size=1 << 70): b"5"}, "'a' is no split: .*64 bits"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("positions", "message"), WRONG, ids=[one for _, one in WRONG])
+def test_positions_that_cannot_be_right_are_refused(positions: Any, message: str) -> None:
+    with pytest.raises(ps.StateError, match=f"^here.*{message}"):
+        split_snapshots(positions, "here")
+
+
+def test_no_positions_are_those_of_a_source_that_begins() -> None:
+    for nothing in ({}, [], pa.table({"id": pa.array([], pa.string())})):
+        assert split_snapshots(nothing, "here") == []
+
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {"id": st.sampled_from(["a", "b", "c", "d", "e", "", None])},
+        optional={
+            "payload": st.none() | st.binary(max_size=2),
+            "size": st.none() | st.integers(-1, 3),
+            "min_event_time_ms": st.none() | st.integers(-(2**62), 2**62 + 1),
+            "position": st.none() | st.binary(max_size=2),
+            "done": st.none() | st.booleans(),
+            "subtask": st.integers(0, 5),
+        },
+    ),
+    max_size=5,
+)
+
+
+def taken(rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """What ``open_state`` would give of rows, as the documentation has it; None = they are refused."""
+    names = [row["id"] for row in rows]
+    if not all(names) or len({*names}) < len(names):
+        return None
+    found = []
+    for row in rows:
+        is_done, position, size = bool(row.get("done")), row.get("position"), row.get("size") or 0
+        time_ms = row.get("min_event_time_ms")
+        if (is_done and position) or size < 0 or (time_ms or 0) > 2**62:
+            return None
+        open_row = (row.get("payload") or b"", size, time_ms, position)
+        values = (b"", 0, None, None) if is_done else open_row
+        columns = ("payload", "size", "min_event_time_ms", "position")
+        found.append({"id": row["id"], **dict(zip(columns, values, strict=True)), "done": is_done})
+    return found
+
+
+@given(ROWS, st.sampled_from(["rows", "table", "reader"]), st.integers(1, 3))
+def test_rows_are_taken_as_they_are_or_refused(
+    rows: list[dict[str, Any]], form: str, size: int
+) -> None:
+    names = dict.fromkeys(name for row in rows for name in row)
+    schema = pa.schema([SPLITS_SCHEMA.field(name) for name in names or ["id"]])
+    table = pa.Table.from_pylist(rows, schema=schema)
+    reader = pa.RecordBatchReader.from_batches(schema, table.to_batches(max_chunksize=size))
+    positions = {"rows": rows, "table": table, "reader": reader}[form]
+    wanted = taken(rows)
+    if wanted is None:
+        with pytest.raises(ps.StateError):
+            split_snapshots(positions, "here")
+        return
+    held = checkpoint_pb2.OperatorSnapshot(splits=split_snapshots(positions, "here"))
+    assert splits_batch(held, 0).drop_columns("subtask").to_pylist() == wanted
