@@ -18,6 +18,7 @@ from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
 from penstock.expressions.division import floor_divide, modulo, true_divide
 from penstock.expressions.literals import key_of
 from penstock.expressions.mixed_numbers import beside_unsigned, of_floats
+from penstock.rows.casting import UNITS_PER_DAY
 
 Apply = Callable[[list[Any]], Any]
 """Arrow arrays or scalars in, an array or scalar out."""
@@ -62,6 +63,11 @@ def _shift_left(args: list[Any]) -> Any:
 
 def operator_kernel(symbol: str, types: Sequence[pa.DataType]) -> Apply:
     """What an operator does to arguments of these types (``"[]"`` aside: see ``item_kernel``)."""
+    if symbol == "neg" and pt.is_duration(types[0]):  # Arrow's own wraps
+        zero = pa.scalar(0, types[0])
+        return lambda args: pc.subtract_checked(zero, args[0])
+    if symbol in ("+", "-") and any(map(pt.is_time, types)) and any(map(pt.is_duration, types)):
+        return _within_day("add_checked" if symbol == "+" else "subtract_checked", types)
     if symbol in _DIRECT:
         return _of_numbers(_function(_DIRECT[symbol]), types)
     if symbol in _BITWISE:
@@ -116,6 +122,27 @@ def _add(types: Sequence[pa.DataType]) -> Apply:
     if any(map(_is_text, types)):
         return _concatenate(types)
     return _of_numbers(_function("add_checked"), types)
+
+
+def _within_day(name: str, types: Sequence[pa.DataType]) -> Apply:
+    """A time of day and a duration, of which Arrow takes the lowest 32 bits only; null where one is."""
+    compute = _function(name)
+    index = 0 if pt.is_duration(types[0]) else 1
+    limit = UNITS_PER_DAY[types[index].unit]
+
+    def apply(args: list[Any]) -> Any:
+        units = pc.cast(args[index], pa.int64())
+        is_short = pc.and_(pc.greater(units, -limit), pc.less(units, limit))
+        if pc.all(is_short, min_count=0).as_py() is False:
+            raise pa.ArrowInvalid("a time of day and a whole day or more is none")
+        both = pc.and_(*map(pc.is_valid, args))
+        if pc.all(both).as_py():
+            return compute(args)
+        # What lies under a null is computed with as well.
+        found = compute([pc.if_else(both, arg, pa.scalar(0, arg.type)) for arg in args])
+        return pc.if_else(both, found, pa.scalar(None, found.type))
+
+    return apply
 
 
 def _of_numbers(kernel: Apply, types: Sequence[pa.DataType]) -> Apply:

@@ -171,7 +171,7 @@ def test_milliseconds_become_whole_days() -> None:
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 @pytest.mark.parametrize("target", ["time32[s]", "time32[ms]", "time64[us]", "time64[ns]"])
 def test_the_time_of_day_of_any_time(unit: str, target: str) -> None:
-    """In a finer unit it overflowed from the year 2262 on, and in a coarser one it was a second late before 1970."""
+    """In a finer unit it overflowed from the year 2262 on, and in a coarser one it was a second late far before 1970."""
     per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
     random, day, finer = (
         Random(unit),

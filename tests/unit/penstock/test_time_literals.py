@@ -14,6 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock import col
+from penstock.expressions import BadRow
 from penstock.expressions.expression import Expr
 
 fn = ps.fn
@@ -160,3 +161,33 @@ def test_what_is_not_compared_is_not_looked_for(kind: pa.DataType, sought: list[
     for expression in (col("t") == sought[0], col("t").isin(sought), fn.index_in(col("t"), sought)):
         with pytest.raises(ps.ExpressionError, match=r"not compared|does not work on these types"):
             values(expression, pa.nulls(1, kind))
+
+
+def test_times_of_day_and_durations_do_not_wrap() -> None:
+    """The lowest 32 bits of a duration were added: 5 s and 2**32 s were 5 s. The least duration was its own negative."""
+    times = pa.array([5, 86_399], pa.int32()).cast(pa.time32("s"))
+    for shift, expected in (
+        (3, [8, None]),
+        (-5, [0, 86_394]),
+        (2**32, [None] * 2),
+        (-86_400, [None] * 2),
+    ):
+        duration = pa.scalar(shift, pa.duration("s"))
+        for shifted in (
+            col("t") + duration,
+            duration + col("t"),
+            col("t") - pa.scalar(-shift, pa.duration("s")),
+        ):
+            for row, count in enumerate(expected):
+                one = times.slice(row, 1)
+                if count is None:  # refused where no row could have it
+                    with pytest.raises((BadRow, ps.ExpressionError), match=r"of day|acceptable"):
+                        values(shifted, one)
+                else:
+                    assert values(shifted.cast("int32"), one) == [count]
+    with_null = pa.array([10, None], pa.int32()).cast(pa.time32("s"))
+    assert values((col("t") + dt.timedelta(seconds=-5)).cast("int32"), with_null) == [5, None]
+    durations = pa.array([1, -3, None], pa.int64()).cast(pa.duration("us"))
+    assert values(-col("t"), durations) == [-1, 3, None]
+    with pytest.raises(BadRow, match="overflow"):
+        values(-col("t"), pa.array([-(2**63)], pa.int64()).cast(pa.duration("us")))
