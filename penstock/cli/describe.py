@@ -81,13 +81,19 @@ def started_fields(started: checkpoint_pb2.StartedFrom) -> dict[str, Any]:
     }
 
 
-def started_lines(started: checkpoint_pb2.StartedFrom) -> list[str]:
-    """The same for people."""
+def started_lines(started: checkpoint_pb2.StartedFrom, *, is_over: bool) -> list[str]:
+    """The same for people.
+
+    Args:
+        is_over: the job has ended, and has left nothing to start it from again.
+    """
     since = started.independent_since_checkpoint_id
     if started.claimed:
         owned = "it belongs to this job"
     elif since:
         owned = f"not needed since checkpoint {since}, {time_of(started.independent_since_ms)}"
+    elif is_over:
+        owned = "not needed any more: this job has ended"
     else:
         owned = "still needed: this job has completed no checkpoint of its own"
     lines = [f"started from: {started.path} (checkpoint {started.checkpoint_id}); {owned}"]

@@ -100,7 +100,8 @@ def _print_head(details: client_pb2.JobDetails) -> None:
     if summary.restarts:
         echo(f"restarts: {summary.restarts}")
     if details.HasField("started_from"):
-        echo("\n".join(started_lines(details.started_from)))
+        is_over = bool(summary.ended_at_ms) and not summary.restorable_from
+        echo("\n".join(started_lines(details.started_from, is_over=is_over)))
     if details.last_checkpoint_id:
         when = time_of(details.last_checkpoint_at_ms)
         echo(f"last checkpoint: {details.last_checkpoint_id}, {when}")

@@ -92,6 +92,13 @@ def test_what_becomes_of_its_output_is_listed_and_shown(
     assert shown["output"] == started
     how = {"name": "Count", "state": "n", "how": "from int32 to int64"}
     assert shown["migrated"] == [{"operator_uid": "counts", **how}]
-    _, about_output, about_state = started_lines(kept)
+    _, about_output, about_state = started_lines(kept, is_over=False)
     assert text in about_output
     assert about_state.endswith("state n of operator Count (uid counts): from int32 to int64")
+
+
+def test_what_a_job_was_started_from_is_not_needed_when_it_is_over() -> None:
+    started = checkpoint_pb2.StartedFrom(path="/saved", checkpoint_id=7)
+    [running], [over] = (started_lines(started, is_over=is_over) for is_over in (False, True))
+    assert running.endswith("; still needed: this job has completed no checkpoint of its own")
+    assert over.endswith("; not needed any more: this job has ended")
