@@ -36,6 +36,7 @@ from penstock.state_tables.savepoint_draft import SavepointDraft, changes_of, po
 from penstock.state_tables.source_positions import split_snapshots
 from penstock.state_tables.state_view import StateView
 from penstock.state_tables.table_parts import WrittenAs
+from penstock.state_tables.value_columns import fitted
 from penstock.storage.blobs import Blob
 from penstock.storage.codec import StateError
 from penstock.storage.manifest import encode_manifest
@@ -308,11 +309,14 @@ class _Writing:
                 one.encoded(batch.column(column), f"{where}: column {column!r}")
                 for column, one in columns
             ]
-            subtasks = (
-                batch.column(SUBTASK).to_pylist()
-                if SUBTASK in batch.schema.names
-                else [None] * batch.num_rows
-            )
+            subtasks = [None] * batch.num_rows
+            if SUBTASK in batch.schema.names:
+                column = fitted(batch.column(SUBTASK), pa.int32(), f"{where}: column {SUBTASK!r}")
+                subtasks = column.to_pylist()
+            if any(one is not None and one < 0 for one in subtasks):
+                raise StateError(
+                    f"{where}: column {SUBTASK!r} has numbers below 0; null = any subtask"
+                )
             found += zip(subtasks, packed(parts), strict=True)
         if len(columns) > 1:
             keys = [entry_key(item) for _, item in found]

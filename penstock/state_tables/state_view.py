@@ -28,6 +28,7 @@ from penstock.state_tables.table_parts import (
     ValuePart,
     WrittenAs,
 )
+from penstock.state_tables.value_columns import fitted
 from penstock.storage.codec import StateError
 from penstock.storage.key_types import Int64Array
 from penstock.storage.run_columns import CODEC, DELETED, ROW_KEYS
@@ -128,6 +129,8 @@ class StateView:
         found: dict[str, pa.Array] = {}
         for part in self._parts:
             found.update(part.stored(given, written))
+        if self.kind == "sessions":
+            _check_sessions(found, written.where)
         columns = [found[one.name] for one in self.stored_schema if one.name not in _OWN]
         return self._namespaces(given, shown.num_rows, written), columns
 
@@ -263,7 +266,28 @@ class StateView:
                     f"{written.where}: column {name!r} has {shown[name][int(wrong[0])]}, where none begins: they "
                     f"begin every {slice_ms} ms from {offset_ms} ms on"
                 )
+            end = fields[1][0]
+            if end in shown:
+                ends = fitted(shown[end], TIME, f"{written.where}: column {end!r}").cast(pa.int64())
+                size_ms = ends.fill_null(0).to_numpy() - found
+                wrong = np.flatnonzero((size_ms != slice_ms) & ends.is_valid().to_numpy(False))
+                if len(wrong):
+                    raise StateError(
+                        f"{written.where}: column {end!r} has {shown[end][int(wrong[0])]}, and {name!r} "
+                        f"{shown[name][int(wrong[0])]}: they are {slice_ms} ms long; leave {end!r} out to have it computed"
+                    )
         return found
+
+
+def _check_sessions(found: Columns, where: str) -> None:
+    wrong = np.flatnonzero(found["end"].to_numpy() <= found["start"].to_numpy())
+    if len(wrong):
+        row = int(wrong[0])
+        start, end = (found[name][row].cast(TIME) for name in ("start", "end"))
+        raise StateError(
+            f"{where}: column 'window_end' has {end}, not behind 'window_start', {start}: a session ends its gap "
+            "behind its last row"
+        )
 
 
 def _group_column(field: pa.Field, uses: Sequence[str]) -> TablePart:

@@ -180,7 +180,7 @@ class ValuePart:
         if self._ttl_ms:
             fields.append(pa.field(EXPIRES_AT, TIME))
         self.fields = tuple(fields)
-        self.optional = frozenset({WRITTEN_AT, EXPIRES_AT})
+        self.optional = frozenset(one.name for one in fields[1:])
 
     def shown(self, stored: pa.RecordBatch) -> list[pa.Array]:
         """The values, and when they were written and will expire."""
@@ -221,11 +221,13 @@ class ValuePart:
         return pa.StructArray.from_arrays([values, stamps], fields=list(kind))
 
     def _stamps(self, shown: Columns, rows: int, written: WrittenAs) -> pa.Array:
+        """When values were written: as it is said, or else as they will expire, or else now."""
+        stamps = pa.nulls(rows, pa.int64())
         for name, before_ms in ((WRITTEN_AT, 0), (EXPIRES_AT, self._ttl_ms)):
-            if name in shown and (name == WRITTEN_AT or self._ttl_ms):
+            if name in shown:
                 times = fitted(shown[name], TIME, f"{written.where}: column {name!r}")
-                return pc.subtract(times.cast(pa.int64()), before_ms).fill_null(written.now_ms)
-        return pa.array(np.full(rows, written.now_ms, np.int64))
+                stamps = pc.coalesce(stamps, pc.subtract(times.cast(pa.int64()), before_ms))
+        return stamps.fill_null(written.now_ms)
 
 
 class ListPart:

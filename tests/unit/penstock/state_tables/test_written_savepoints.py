@@ -223,7 +223,32 @@ def test_a_declared_state_that_is_empty_is_a_table_and_is_written_without_the_jo
     assert state.read("kept", "seen").select(["k", "value"]).to_pylist() == given["seen"]
 
 
+def test_values_expire_as_it_is_said(tmp_path: Path) -> None:
+    written, hour = DAY, dt.timedelta(hours=1)
+    times = [(written, None), (None, written + hour), (written, written + hour), (None, None)]
+    rows = [
+        {"k": k, "value": True, "written_at": at, "expires_at": until}
+        for k, (at, until) in enumerate(times)
+    ]
+    path = ps.write_savepoint(tmp_path / "new", {"kept": {"seen": rows}}, job=kept_by(Keeps()))
+    found = {one["k"]: one for one in ps.open_state(path).read("kept", "seen").to_pylist()}
+    assert [found[k]["written_at"] for k in range(3)] == [written] * 3
+    assert all(one["expires_at"] - one["written_at"] == hour for one in found.values())
+    assert found[3]["written_at"] > written
+
+
+@pytest.mark.parametrize(
+    ("subtask", "message"),
+    [("x", "is int32, got string"), (1.5, "is int32, got double"), (-3, "has numbers below 0")],
+)
+def test_items_are_given_to_subtasks_by_number(subtask: Any, message: str, tmp_path: Path) -> None:
+    items = {"kept": {"left": pa.table({"item": [5], "subtask": [subtask]})}}
+    with pytest.raises(ps.StateError, match=f"state 'left' .*column 'subtask' {message}"):
+        ps.write_savepoint(tmp_path / "new", items, job=kept_by(Keeps()))
+
+
 NOON = dt.datetime(2020, 1, 1, 12)  # noqa: DTZ001
+DAY = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 
 WRONG: list[tuple[Any, str]] = [
     ({"sum": {"slices": []}}, r"no operator of uid 'sum': there are .*'numbers'"),
@@ -254,6 +279,11 @@ WRONG: list[tuple[Any, str]] = [
     ({"states": {"pairs": [{"k": 1, "value": {"low": 1, "hihg": 1}}]}}, "row 0: .*'hihg'"),
     ({"states": {"sums": 5}}, "given as int: give a pyarrow table"),
     ({"states": {"sums": [1, 2]}}, "an iterable of int, not of batches"),
+    ({"states": {"sums": pa.table({"k": [1], "value": [1], "written_at": [NOON]})}}, "with unknown 'written_at'"),
+    ({"states": {"sums": pa.table({"k": [1], "value": [1], "expires_at": [NOON]})}}, "with unknown 'expires_at'"),
+    ({"states": {"halves": pa.table({"k": [1], "value": [[0.5]], "written_at": [[NOON]]})}}, "with unknown 'written_at'"),
+    ({"sums": {"slices": [{"k": 1, "window_start": DAY, "window_end": DAY + dt.timedelta(1, 1), "number": 1, "c": 1}]}}, "'window_end' has .*: they are 86400000 ms long; leave"),
+    ({"sessions": {"sessions": [{"k": 1, "window_start": DAY, "window_end": DAY, "number": 1}]}}, "'window_end' has 2020.*, not behind 'window_start', 2020"),
     (
         {"sums": {"slices": pa.table({"k": [1], "window_start": [pa.scalar(5, pa.timestamp("ms", "UTC"))], "number": [1], "c": [1]})}},
         "where none begins: they begin every 86400000 ms",
