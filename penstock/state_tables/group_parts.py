@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.state_tables.table_parts import Columns, WrittenAs
+from penstock.state_tables.value_columns import fitted
 from penstock.storage.codec import StateError
 
 _SEQUENCE = "sequence"
@@ -55,21 +56,18 @@ class SequencedPart:
         """What is given without places comes before all that is to arrive."""
         where = f"{written.where}: column {self._name!r}"
         column, places = shown[self._name], shown.get(self._names[1])
-        try:
-            column = column.cast(self.fields[0].type)
-            places = None if places is None else places.cast(self.fields[1].type)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise StateError(
-                f"{where} is {self.fields[0].type}, got {shown[self._name].type}: {error}"
-            ) from error
+        column = fitted(column, self.fields[0].type, where)
+        if places is not None:
+            name = f"{written.where}: column {self._names[1]!r}"
+            places = fitted(places, self.fields[1].type, name)
+            if self._is_list and not places.value_lengths().equals(column.value_lengths()):
+                raise StateError(f"{where} and {self._names[1]!r} have lists of other lengths")
         values = column.flatten() if self._is_list else column
         if places is None:  # what arrives is numbered from 0 on
             before = np.arange(len(values)) - len(values) if self._is_list else -1
             sequence = pa.array(np.full(len(values), before, np.int64))
         else:
             sequence = (places.flatten() if self._is_list else places).fill_null(0)
-        if len(sequence) != len(values):
-            raise StateError(f"{where} and {self._names[1]!r} have lists of other lengths")
         by_name = {"value": values, _SEQUENCE: sequence}
         mask = None if self._is_list else values.is_null()
         items = pa.StructArray.from_arrays(

@@ -247,6 +247,36 @@ def test_items_are_given_to_subtasks_by_number(subtask: Any, message: str, tmp_p
         ps.write_savepoint(tmp_path / "new", items, job=kept_by(Keeps()))
 
 
+AGGREGATED = {"k": [1, 2], "first": [1, 2], "all": [[1, 2], [3]], "all_sequence": [[0, 1], [2]]}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"first": ["1", "2"]}, "column 'first' is int64, got string: cast it"),
+        ({"first": [True, False]}, "column 'first' is int64, got bool: cast it"),
+        ({"all": [["1", "2"], ["3"]]}, "column 'all' is list<.*>, got list<.*string>: cast it"),
+        ({"all_sequence": [["0", "1"], ["2"]]}, "column 'all_sequence' is .*, got .*: cast it"),
+        ({"all_sequence": [[0], [1, 2]]}, "'all_sequence' have lists of other lengths"),
+        ({}, ""),
+    ],
+)
+def test_what_knows_its_order_is_taken_as_it_is_or_not_at_all(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    job = ps.Environment(parallelism=1)
+    rows = job.from_rows([{"k": 1, "n": 2}]).uid("rows").key_by("k")
+    rows.aggregate(first=ps.first("n"), all=ps.collect_list("n")).uid("kept").discard()
+    states = {"kept": {"running": pa.table(AGGREGATED | given)}}
+    if not message:
+        state = ps.open_state(ps.write_savepoint(tmp_path / "new", states, job=job))
+        table = state.read("kept", "running").sort_by("k")
+        assert table.select(list(AGGREGATED)).to_pydict() == AGGREGATED
+        return
+    with pytest.raises(ps.StateError, match=message):
+        ps.write_savepoint(tmp_path / "new", states, job=job)
+
+
 NOON = dt.datetime(2020, 1, 1, 12)  # noqa: DTZ001
 DAY = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 
