@@ -59,6 +59,7 @@ from penstock.planner.in_place import FilesInPlace
 from penstock.planner.needs import Need, find_needs, need_of, pruned
 from penstock.planner.specs import operator_proto, select_spec, specify, with_event_time
 from penstock.planner.uids import assign_uids, derived_uid
+from penstock.planner.update_keys import update_keys
 from penstock.rows.schema import EVENT_TIME
 
 DEFAULT_SLOT_GROUP = "default"
@@ -301,7 +302,9 @@ class Planner:
         vertex = read.output.operator.vertex
         same = vertex.parallelism == parallelism
         if partitioning is None:
-            partitioning = FORWARD if same else _REBALANCE
+            kept = () if same or parallelism == 1 else update_keys(node.inputs[read.position])
+            keys = kept if set(kept) <= set(read.output.schema.names) else ()
+            partitioning = FORWARD if same else _HASH if keys else _REBALANCE
         elif read.routing.is_placed and same and vertex.max_parallelism in (None, max_parallelism):
             # A key's subtask follows from the number of key-groups.
             partitioning, keys = FORWARD, ()

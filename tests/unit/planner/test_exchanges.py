@@ -5,6 +5,7 @@ Method: small plans; edges are compared as (producing operator, partitioning, ty
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -191,6 +192,28 @@ def test_parallelism_that_differs_is_an_exchange_too() -> None:
     env = environment(**{"execution.exchange.default": "caching"})
     bids(env).filter(col("price") > 1).parallelism(1).discard()
     assert edges(env) == [("nexmark", "rebalance", "caching"), ("filter", "rebalance", "caching")]
+
+
+@pytest.mark.parametrize(
+    ("behind", "partitioning"),
+    [
+        (lambda newest: newest, "hash"),
+        (lambda newest: newest.filter(col("n") > 1).select("n", "auction"), "hash"),
+        (lambda newest: newest.union(newest.filter(lambda row: row.n > 1)), "hash"),
+        (lambda newest: newest.select("n"), "rebalance"),
+        (lambda newest: newest.with_columns(auction=col("auction") + 1), "rebalance"),
+        (lambda newest: newest.map(identity, schema=newest.schema), "rebalance"),
+        (lambda newest: newest.as_rows(), "rebalance"),
+        (lambda newest: newest.rebalance(), "rebalance"),
+    ],
+)
+def test_updates_of_a_key_go_to_one_subtask_of_another_parallelism(
+    behind: Callable[[ps.Stream], ps.Stream], partitioning: str
+) -> None:
+    env = environment()
+    newest = bids(env).key_by("auction").aggregate(n=ps.count())
+    behind(newest).discard().parallelism(3)
+    assert {how for name, how, _ in edges(env) if name != "pre_aggregate"} == {partitioning}
 
 
 def test_batch_needs_sources_with_an_end_and_names_the_others() -> None:
