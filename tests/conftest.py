@@ -44,7 +44,15 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of modules that are ``sampled(n)`` every n-th test runs, unless PENSTOCK_TESTS=all (``make test-all``)."""
+    """Of modules that are ``sampled(n)`` every n-th test runs, unless PENSTOCK_TESTS=all (``make test-all``).
+
+    Raises:
+        pytest.UsageError: a test is called otherwise in each process, so that workers cannot share it.
+    """
+    if unlike := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(
+            f"the id of {unlike[0]} has an address in it: give ids to its parameters"
+        )
     if RUNS_ALL:
         return
     seen: Counter[Path] = Counter()

@@ -34,6 +34,11 @@ def values(expression: ps.Expr, column: pa.Array) -> list[Any]:
     )
 
 
+def named(parameter: Any) -> str:
+    """Of a test; the same in each process."""
+    return parameter.__name__ if callable(parameter) else repr(parameter)
+
+
 LITERALS = [
     (pa.timestamp, pd.Timestamp(1500)),
     (pa.timestamp, pd.Timestamp(1500, tz="Europe/Berlin")),
@@ -50,7 +55,7 @@ LITERALS = [
 
 
 @pytest.mark.parametrize("unit", ["us", "ns"])
-@pytest.mark.parametrize(("kind", "literal"), LITERALS, ids=repr)
+@pytest.mark.parametrize(("kind", "literal"), LITERALS, ids=named)
 def test_a_time_keeps_its_nanoseconds(kind: Any, literal: Any, unit: str) -> None:
     """Everything behind the microseconds was cut: a row of 1 us was equal to 1500 ns, and one of 1500 ns was not."""
     counts = [n for n in COUNTS if n is None or n >= 0 or kind is not pa.time64]
