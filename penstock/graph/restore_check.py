@@ -403,7 +403,7 @@ def _has_items(held: checkpoint_pb2.OperatorStateSnapshot) -> bool:
 def _unclaimed(
     stored: checkpoint_pb2.OperatorFingerprint, states: Sequence[str], ignores_unclaimed: bool
 ) -> StateFate:
-    names = ", ".join(states)
+    names = ", ".join(state.removeprefix(_KEY_SPACE) for state in states)
     if ignores_unclaimed:
         return _fate(stored, "", Fate.DROPPED, f"the job has no such operator ({names})")
     if BUNDLE_LIST in states:
@@ -431,7 +431,8 @@ def _unclaimed(
 def _fate(
     stored: checkpoint_pb2.OperatorFingerprint, state: str, fate: Fate, reason: str = ""
 ) -> StateFate:
-    return StateFate(stored.uid, stored.name, state, fate, reason, stored.uid_is_generated)
+    name = state.removeprefix(_KEY_SPACE)
+    return StateFate(stored.uid, stored.name, name, fate, reason, stored.uid_is_generated)
 
 
 def _key_group_problem(

@@ -345,3 +345,14 @@ def test_what_holds_for_all_states_of_an_operator_is_said_once() -> None:
     manifest.subtasks[1].operators[0].keyed.tables.add(name="last", kind="value")
     (refusal,) = check_restore(graph, manifest, ignores_unclaimed=False).refusals
     assert refusal.startswith("state 'seen', 'last' of operator 'the counts'")
+
+
+def test_states_in_a_database_are_named_as_they_are_declared() -> None:
+    manifest = stored_job(256)
+    keyed = manifest.subtasks[1].operators[0].keyed
+    keyed.backend, keyed.tables[0].name = "rocksdb", "key_space/seen"
+    same, other = graph_of("source", "counts"), graph_of("source", "other")
+    [refusal] = check_restore(same, manifest, ignores_unclaimed=False, backend="hashmap").refusals
+    assert refusal.startswith("state 'seen' of operator 'the counts'")
+    [refusal] = check_restore(other, manifest, ignores_unclaimed=False).refusals
+    assert "it has state (seen), and the job has no such operator" in refusal
