@@ -297,7 +297,8 @@ def _group_column(field: pa.Field, uses: Sequence[str]) -> TablePart:
         return ValuePart(field, name, codec, may_be_null=True)
     if SequencedPart.takes(field.type):
         return SequencedPart(field, name)
-    return PlainPart(field, name, may_be_null=True)
+    is_set = field.name.endswith("_count_distinct")
+    return PlainPart(field, name, may_be_null=True, is_set=is_set)
 
 
 def _shown_name(use: str, means: frozenset[str]) -> str:

@@ -70,6 +70,7 @@ class PlainPart:
         is_time: it has milliseconds since the epoch.
         may_be_null: it may be null in rows that are written.
         default: of rows that are written without it; None = it has to be given.
+        is_set: it has lists of the values that are counted.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class PlainPart:
         is_time: bool = False,
         may_be_null: bool = False,
         default: int | bool | None = None,
+        is_set: bool = False,
     ) -> None:
         self._field = stored_field
+        self._is_set = is_set
         self._name = name
         self._may_be_null = may_be_null
         self._default = default
@@ -103,6 +106,10 @@ class PlainPart:
         where = f"{written.where}: column {self._name!r}"
         if column.null_count and not self._may_be_null:
             raise StateError(f"{where} has nulls, and must have none")
+        if self._is_set and pt.is_nested(column.type) and column.flatten().null_count:
+            raise StateError(
+                f"{where} has null among its items, which is not counted: leave it out of them"
+            )
         if self._default == 0 and column.null_count:
             column = column.fill_null(0)
         return {self._field.name: fitted(column, self.fields[0].type, where).cast(self._field.type)}
@@ -140,7 +147,13 @@ class NumberPart:
                 raise StateError(
                     f"{written.where}: columns {name!r} and {other_name!r} are one number, and differ"
                 )
-        return {self._name: first.fill_null(0) if self._is_count else first}
+        if self._is_count:
+            first = first.fill_null(0)
+            if len(first) and pc.min(first).as_py() < 0:
+                raise StateError(
+                    f"{written.where}: column {name!r} is a count, and has {pc.min(first)}"
+                )
+        return {self._name: first}
 
 
 class ValuePart:

@@ -309,6 +309,8 @@ WRONG: list[tuple[Any, str]] = [
     ({"states": {"pairs": [{"k": 1, "value": {"low": 1, "hihg": 1}}]}}, "row 0: .*'hihg'"),
     ({"states": {"sums": 5}}, "given as int: give a pyarrow table"),
     ({"states": {"sums": [1, 2]}}, "an iterable of int, not of batches"),
+    ({"sums": {"slices": [{"k": 1, "window_start": DAY, "number": 1, "c": -1}]}}, "'c' is a count, and has -1"),
+    ({"distinct": {"slices": [{"k": 1, "window_start": DAY, "c": ["a", None]}]}}, "'c' has null among its items, .*: leave it out"),
     ({"states": {"sums": pa.table({"k": [1], "value": [1], "written_at": [NOON]})}}, "with unknown 'written_at'"),
     ({"states": {"sums": pa.table({"k": [1], "value": [1], "expires_at": [NOON]})}}, "with unknown 'expires_at'"),
     ({"states": {"halves": pa.table({"k": [1], "value": [[0.5]], "written_at": [[NOON]]})}}, "with unknown 'written_at'"),
