@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -19,7 +21,7 @@ from penstock.cli.context import (
 from penstock.cli.describe import size_of, time_of
 from penstock.client.job import TERMINAL_STATES, JobHandle
 from penstock.client.job_operations import FORMATS, operation_of, whole_directory
-from penstock.errors import JobNotFound, JobRejected
+from penstock.errors import JobManagerUnreachable, JobNotFound, JobRejected
 from penstock.storage.store_names import whole_name
 
 if TYPE_CHECKING:
@@ -33,6 +35,17 @@ _format_option = click.option(
     show_default=True,
     help="native: as the state backend keeps it, quick. canonical: for either backend.",
 )
+
+
+@contextmanager
+def _names_operation(job_id: str, operation_id: str) -> Iterator[None]:
+    """Says how to ask for what has become of an operation whose answer did not come."""
+    try:
+        yield
+    except JobManagerUnreachable as error:
+        raise JobManagerUnreachable(
+            f"{error}; what has become of it says, once one leads again: penstock operation {job_id} {operation_id}"
+        ) from error
 
 
 @click.command()
@@ -62,7 +75,10 @@ def savepoint(
     operation_id = operation_id or uuid4().hex
     with connected(jobmanager) as client:
         job_id = client.job(job).summary.job_id
-        taken = client.savepoint(job_id, whole_directory(directory), operation_id, FORMATS[format_])
+        with _names_operation(job_id, operation_id):
+            taken = client.savepoint(
+                job_id, whole_directory(directory), operation_id, FORMATS[format_]
+            )
     if as_json:
         print_json(
             {"job_id": job_id, "operation_id": operation_id, "path": taken.path}
@@ -113,7 +129,10 @@ def stop(
     with connected(jobmanager) as client:
         job_id = client.job(job).summary.job_id
         directory = whole_directory(savepoint_dir)
-        taken = client.stop(job_id, directory, operation_id, drain=drain, format=FORMATS[format_])
+        with _names_operation(job_id, operation_id):
+            taken = client.stop(
+                job_id, directory, operation_id, drain=drain, format=FORMATS[format_]
+            )
         JobHandle(client, job_id).wait()
     if as_json:
         print_json({"job_id": job_id, "operation_id": operation_id, "path": taken.path})

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 import penstock as ps
 from penstock.cli.main import main
+from penstock.errors import JobManagerUnreachable
 from penstock.local.local_cluster import LocalCluster
 from penstock.pb import client_pb2
 
@@ -53,6 +54,26 @@ def test_logs_are_put_together_per_attempt(run: Any, monkeypatch: pytest.MonkeyP
     assert text == "==> v0/0 attempt 0 <==\naé\n==> v0/1 attempt 0 <==\naé\n"
     logs = json.loads(run("logs", "1", "--json", "--jobmanager", "h:1").stdout)["logs"]
     assert [(one["subtask_index"], one["text"]) for one in logs] == [(0, "aé\n"), (1, "aé\n")]
+
+
+class ForsakenClient(FakeClient):
+    """Whose JobManager ends before it has answered."""
+
+    def savepoint(self, *_: object, **__: object) -> None:
+        raise JobManagerUnreachable("no answer came")
+
+    stop = savepoint
+
+
+@pytest.mark.parametrize("command", ["savepoint", "stop"])
+def test_who_gets_no_answer_is_told_how_to_ask_again(
+    run: Any, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.setattr("penstock.cli.context.Client", ForsakenClient)
+    found = run(command, "1", "--operation-id", "mine", "--jobmanager", "h:1")
+    assert found.exit_code == 3
+    assert "no answer came; " in found.stderr
+    assert found.stderr.endswith(": penstock operation 1 mine\n")
 
 
 class CheckpointedClient(FakeClient):
