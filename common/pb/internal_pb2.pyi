@@ -1870,7 +1870,7 @@ class CheckpointAborted(_message.Message):
     FIRST_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.int
     first_checkpoint_id: _builtins.int
-    """All from this one on; 0 = it alone."""
+    """All from this one on, of which an earlier JobManager may have completed savepoints; 0 = it alone."""
     def __init__(
         self,
         *,
