@@ -111,7 +111,7 @@ class CheckpointEnds:
             self._outbox.add(told(event.checkpoint_id, keys))
         self._outbox.answer(pending.request, event.checkpoint_id)
         duration_ms = self._time.now_ms - pending.started_ms
-        is_told = self._tasks.run(pending.participants)
+        is_told = not pending.is_move and self._tasks.run(pending.participants)
         self._outbox.add(c.ReportCompleted(checkpoint, summary, duration_ms, is_told))
         for older in self._under_way:
             if older.checkpoint_id < event.checkpoint_id:

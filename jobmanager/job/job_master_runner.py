@@ -326,6 +326,7 @@ class JobMasterRunner:
                 ends = self._messages.commands([effect])
                 self._call(effect.taskmanager_id, lambda client: client.send_commands(ends))
             case job_effects.SweepOutput():
+                self.checkpoints.note_discarded_output()
                 self._end_search()
                 self._sweeps.begin()
             case job_effects.AwaitCancellation(group):

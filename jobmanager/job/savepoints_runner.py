@@ -229,6 +229,12 @@ class SavepointsRunner:
                 # What has committed it may have come meanwhile, and been the job's last.
                 if self._committed_id() <= savepoint_id and not self._has_finished:
                     raise _in_doubt(path) from error
+            else:
+                # One that is complete while tasks are being begun again has been committed by nobody yet.
+                if self._committed_id() <= savepoint_id and await self._pause(_FIRST_PAUSE_S):
+                    continue
+                if self._committed_id() <= savepoint_id and not self._has_finished:
+                    raise _in_doubt(path)
             if savepoint_id in self._uncommitted:
                 del self._uncommitted[savepoint_id]
                 await self._call_on(path, "mark_committed")

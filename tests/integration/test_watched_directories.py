@@ -74,6 +74,7 @@ def test_checkpoints_do_not_grow_with_the_files_that_are_done(
         {
             "execution.checkpointing.interval": "50ms",
             "execution.checkpointing.dir": str(checkpoints),
+            "execution.checkpointing.num-retained": 9,  # the newest is read while others follow
             "restart-strategy.type": "fixed-delay",
             "restart-strategy.fixed-delay.attempts": 9,
             "restart-strategy.fixed-delay.delay": "0s",
