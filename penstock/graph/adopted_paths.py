@@ -18,5 +18,5 @@ def adopt_paths(graph: graph_pb2.JobGraph, manifest: checkpoint_pb2.CheckpointMa
         files, noted = operator.source.files, stored[operator.uid].declared.source.files.path
         if not noted:
             files.path = files.path_as_given or files.path
-        elif normal_path(noted) == files.path:
+        elif noted == files.path_as_given or normal_path(noted) == files.path:
             files.path = noted
