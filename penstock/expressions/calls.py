@@ -111,12 +111,12 @@ def options_object(name: str, options: Mapping[str, Any], kind: pa.DataType | No
         return None
     if not info["options_class"]:
         raise ExpressionError(f"{name} has no options, got {', '.join(options)}")
-    if name == "map_lookup" and "query_key" in options:
-        key = literal_scalar(options["query_key"])
-        if kind is not None and hasattr(kind, "key_type"):
-            key = key_of(key, kind.key_type)
-        options = {**options, "query_key": key}
     try:
+        if name == "map_lookup" and "query_key" in options:
+            key = literal_scalar(options["query_key"])
+            if kind is not None and hasattr(kind, "key_type"):
+                key = key_of(key, kind.key_type)
+            options = {**options, "query_key": key}
         return getattr(pc, info["options_class"])(**options)
     except (TypeError, ValueError, pa.ArrowException, OverflowError) as e:
         raise ExpressionError(f"options of {name}: {e}; it takes {_takes(name)}") from e

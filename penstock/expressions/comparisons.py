@@ -118,17 +118,22 @@ def _against_binary(decimal: Any, number: Any, nearest: Callable[[Any], Any]) ->
     if isinstance(is_near, pa.Scalar):
         if is_near.as_py():
             sign = pa.scalar(_python_sign(decimal.as_py(), number.as_py()))
+    elif is_near.true_count and isinstance(decimal, pa.Scalar):
+        sign = pc.if_else(is_near, _python_sign(decimal.as_py(), near.as_py()), sign)
     elif is_near.true_count:
-        sides = [_selected(side, is_near) for side in (decimal, number)]
-        signs = pa.array(list(map(_python_sign, *sides)), pa.float64())
+        signs = _signs_of_nearest(decimal.filter(is_near), nearest)
         sign = pc.replace_with_mask(sign, is_near, signs)
     return pc.if_else(pc.is_nan(number), float("nan"), sign)
 
 
-def _selected(side: Any, mask: pa.Array) -> list[Any]:
-    if isinstance(side, pa.Scalar):
-        return [side.as_py()] * mask.true_count
-    return list(side.filter(mask).to_pylist())
+def _signs_of_nearest(decimals: Any, nearest: Callable[[Any], Any]) -> Any:
+    """Sign of each decimal less the float nearest to it; Python settles each number once."""
+    if decimals.type.bit_width < 128:
+        decimals = pc.cast(decimals, pa.decimal128(decimals.type.precision, decimals.type.scale))
+    coded = decimals.dictionary_encode()
+    numbers = coded.dictionary
+    signs = map(_python_sign, numbers.to_pylist(), nearest(numbers).to_pylist())
+    return pa.array(list(signs), pa.float64()).take(coded.indices)
 
 
 def _python_sign(left: Decimal, right: float) -> float:

@@ -7,6 +7,7 @@ does not. A float beside a float column takes that column's width. Text beside a
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -17,14 +18,13 @@ import pyarrow.types as pt
 from penstock.errors import ExpressionError
 from penstock.expressions.moments import (
     array_of,
-    has_times,
     is_moment,
     moment_of_text,
     nanoseconds,
     of_nanoseconds,
     time_of_day_of_text,
+    times_in,
 )
-from penstock.rows.casting import cast_kernel
 from penstock.rows.column_values import ValueMismatch, encode
 
 
@@ -96,6 +96,8 @@ def written_decimal(literal: pa.Scalar, target: pa.DataType) -> pa.Scalar:
     >>> written_decimal(pa.scalar(0.1), pa.decimal128(9, 2)).as_py()
     Decimal('0.10')
     """
+    if pt.is_dictionary(target):
+        target = target.value_type
     if not (pt.is_decimal(target) and pt.is_floating(literal.type) and literal.is_valid):
         return literal
     try:
@@ -112,7 +114,8 @@ def key_of(key: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
     """
     if not pt.is_temporal(kind):
         return pa.scalar(key.as_py(), kind)
-    adopted = adopt(key, kind)
+    is_date = pt.is_date(kind) and is_moment(key.type) and key.is_valid
+    adopted = (of_nanoseconds(nanoseconds(key), kind) or key) if is_date else adopt(key, kind)
     if adopted.type != kind:
         raise TypeError(f"a key of type {key.type} is none of the map's, which are {kind}")
     return adopted
@@ -132,12 +135,9 @@ def _nested(literal: pa.Scalar, target: pa.DataType) -> pa.Scalar:
     """A list, struct or map with its parts in the target's types, where all of them fit exactly."""
     try:
         found = encode([literal.as_py()], pa.field("literal", target))[0]
-        if not has_times(literal.type):
-            return found
-        again = cast_kernel(target, literal.type, safe=True)(found)
     except (ValueMismatch, pa.ArrowException):
         return literal
-    return found if again.equals(literal) else literal
+    return literal if Counter(times_in(literal)) - Counter(times_in(found)) else found
 
 
 def _is_string(kind: pa.DataType) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -25,11 +25,27 @@ def is_moment(kind: pa.DataType) -> bool:
     return bool(pt.is_timestamp(kind) or pt.is_date(kind))
 
 
-def has_times(kind: pa.DataType) -> bool:
-    """Whether a type is one of times, or a nested one with such parts."""
-    if pt.is_nested(kind):
-        return any(has_times(kind.field(i).type) for i in range(kind.num_fields))
-    return bool(pt.is_temporal(kind))
+def times_in(value: pa.Scalar) -> Iterator[int]:
+    """The times of a value and its parts, as numbers of nanoseconds.
+
+    >>> list(times_in(pa.scalar({"n": 7, "at": [dt.date(1970, 1, 2), None]})))
+    [86400000000000]
+    """
+    kind = value.type
+    if not value.is_valid:
+        return
+    if pt.is_struct(kind):
+        parts = [value[i] for i in range(kind.num_fields)]
+    elif pt.is_map(kind):
+        parts = [each[i] for each in value.values for i in (0, 1)]
+    elif pt.is_nested(kind):
+        parts = list(value.values)
+    else:
+        if pt.is_temporal(kind):
+            yield nanoseconds(value)
+        return
+    for part in parts:
+        yield from times_in(part)
 
 
 def nanoseconds(time: pa.Scalar) -> int:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_SHORT_FORMS = {"F": "%Y-%m-%d", "D": "%m/%d/%y", "T": "%H:%M:%S", "R": "%H:%M"}
+_SHORT_FORMS = {"F": "%Y-%m-%d", "D": "%m/%d/%y", "x": "%m/%d/%y", "T": "%H:%M:%S", "R": "%H:%M"}
 _SAME = {"e": "d", "h": "b", "B": "b"}
 _TOKENS = {
     "Y": r"\s*\d{1,4}",
@@ -27,7 +27,8 @@ _TOKENS = {
     "%": "%",
 }
 _BEHIND_OF_30_DAYS = pa.array([5, 7, 10, 12], pa.int64())
-_DAY_DIRECTIVES = ("d", "j")
+_DAYS_OF_ALL = {"d": 28, "j": 365}
+"""Directives of days, and how many every month or year has."""
 _YEAR_WITHOUT_ONE = 1900
 
 
@@ -42,7 +43,7 @@ def strptime_kernel(
         given: the same by name.
     """
     pattern = _pattern(given["format"])
-    if not any(directive in pattern.groupindex for directive in _DAY_DIRECTIVES):
+    if not any(directive in pattern.groupindex for directive in _DAYS_OF_ALL):
         return lambda args: parse(args, options)
 
     def times_of(args: list[Any]) -> Any:
@@ -50,6 +51,8 @@ def strptime_kernel(
             return times_of([pa.array([args[0].as_py()], args[0].type)])[0]
         texts, times = args[0], parse(args, options)
         suspects = np.flatnonzero(_may_be_counted_on(times, pattern))
+        if len(suspects):
+            suspects = suspects[_may_be_no_day(texts.take(pa.array(suspects)), pattern)]
         if not len(suspects):
             return times
         suspected = texts.take(pa.array(suspects)).to_pylist()
@@ -71,20 +74,19 @@ def _pattern(format_: str) -> re.Pattern[str]:
     >>> _pattern("%F %H").fullmatch("2024-02-30 7")["d"]
     '30'
     """
-    for short, meant in _SHORT_FORMS.items():
-        format_ = format_.replace(f"%{short}", meant)
+    format_ = re.sub(r"%.", lambda found: _SHORT_FORMS.get(found[0][1:], found[0]), format_)
     parts: list[str] = []
     named: set[str] = set()
-    for piece in re.findall(r"%.|\s+|[^%\s]", format_, re.DOTALL):
+    for piece in reversed(re.findall(r"%.|\s+|[^%\s]", format_, re.DOTALL)):
         if not piece.startswith("%"):
             parts.append(r"\s*" if piece.isspace() else re.escape(piece))
             continue
         directive = _SAME.get(piece[1:], piece[1:])
         token = _TOKENS.get(directive, ".*?")
-        is_first = directive.isalpha() and directive not in named
+        is_last = directive.isalpha() and directive not in named  # of several the last counts
         named.add(directive)
-        parts.append(f"(?P<{directive}>{token})" if is_first else f"(?:{token})")
-    return re.compile("".join(parts), re.DOTALL)
+        parts.append(f"(?P<{directive}>{token})" if is_last else f"(?:{token})")
+    return re.compile("".join(reversed(parts)), re.DOTALL)
 
 
 def _may_be_counted_on(times: Any, pattern: re.Pattern[str]) -> Any:
@@ -97,6 +99,34 @@ def _may_be_counted_on(times: Any, pattern: re.Pattern[str]) -> Any:
         for beside in (pc.add(times, day), pc.subtract(times, day)):
             found = pc.or_(found, _is_behind_short_month(beside))
     return pc.fill_null(found, False).to_numpy(zero_copy_only=False)
+
+
+def _may_be_no_day(texts: Any, pattern: re.Pattern[str]) -> Any:
+    """In which texts a day is a number that its month or year may not have, or cannot be told by Arrow's expressions."""
+    if not pa.types.is_string(texts.type):
+        texts = texts.cast(pa.string())
+    read = pc.extract_regex(texts, f"^(?s:{pattern.pattern})$")
+    found = pc.is_null(read)
+    has_numbered_month = "m" in pattern.groupindex and "b" not in pattern.groupindex
+    for directive, days in _DAYS_OF_ALL.items():
+        if directive in pattern.groupindex:
+            is_of_month = directive == "d" and has_numbered_month
+            limit = _days_of_month(read) if is_of_month else days
+            found = pc.or_(found, pc.greater(_number(read, directive), limit))
+    return found.to_numpy(zero_copy_only=False)
+
+
+def _days_of_month(read: Any) -> Any:
+    """How many days the month has in every year."""
+    month = _number(read, "m")
+    is_short = pc.is_in(pc.add(month, 1), _BEHIND_OF_30_DAYS)
+    return pc.if_else(pc.equal(month, 2), 28, pc.if_else(is_short, 30, 31))
+
+
+def _number(read: Any, directive: str) -> Any:
+    """What a directive has read, 0 where the text is not read."""
+    token = pc.utf8_trim_whitespace(pc.struct_field(read, directive))
+    return pc.cast(pc.if_else(pc.is_valid(read), token, "0"), pa.int64())
 
 
 def _is_behind_short_month(times: Any) -> Any:

@@ -139,7 +139,11 @@ def _held(value: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
             return pa.scalar(Decimal(number), kind)
         except pa.ArrowInvalid:
             return value
-    if pt.is_integer(kind) and not isinstance(number, int) and number == number // 1:
+    if pt.is_integer(kind) and not isinstance(number, int) and _is_whole(number):
         whole = int(number)
         return adopt(literal_scalar(whole), kind) if -(2**63) <= whole < 2**64 else value
     return value
+
+
+def _is_whole(number: float | Decimal) -> bool:
+    return number == (number.to_integral_value() if isinstance(number, Decimal) else number // 1)

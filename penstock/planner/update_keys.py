@@ -34,7 +34,7 @@ def update_keys(source: NodeInput) -> tuple[str, ...]:
         case Filter() | AssignEventTime() | RowFunction(kind=graph_pb2.ROW_FUNCTION_KIND_FILTER):
             return update_keys(node.inputs[0])
         case Union():
-            known = {update_keys(each) for each in node.inputs}
+            known = {keys for each in node.inputs if (keys := update_keys(each))}
             return known.pop() if len(known) == 1 else ()
         case _:
             return ()

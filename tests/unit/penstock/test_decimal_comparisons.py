@@ -87,3 +87,17 @@ def test_a_float_constant_beside_decimals_is_the_number_that_is_written() -> Non
         for exact, expected in (("0.1", [False, False]), ("0.5", [False, True])):
             assert values(col("f") == Decimal(exact), floats) == expected
             assert values(col("f").isin([Decimal(exact)]), floats) == expected
+
+
+def test_each_decimal_is_settled_once_and_a_dictionary_of_them_is_one_of_decimals() -> None:
+    counted = [Decimal(n % 7) / 10 for n in range(50)]
+    for kind in (pa.decimal32(3, 1), pa.decimal128(9, 1), pa.decimal256(50, 1)):
+        decimals = pa.array(counted, kind)
+        rows = pa.record_batch({"d": decimals, "f": pa.array(map(float, counted))})
+        for compare in COMPARISONS:
+            exact = [compare(d, float(d)) for d in counted]
+            assert values(compare(col("d"), col("f")), rows) == exact
+    coded = pa.array([Decimal("0.10")], pa.decimal128(9, 2)).dictionary_encode()
+    assert values(col("d") == 0.1, pa.record_batch({"d": coded})) == [True]
+    whole = pa.record_batch({"i": pa.array([3])})
+    assert values(col("i").isin([Decimal(10) ** 29, Decimal(3)]), whole) == [True]

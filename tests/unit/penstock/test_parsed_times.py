@@ -10,7 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import col
-from penstock.expressions import BadRow
+from penstock.expressions import BadRow, parsed_times
 
 DAYS = [
     (year, month, day)
@@ -70,6 +70,28 @@ def test_other_ways_to_say_a_day() -> None:
     assert parsed(["12:30 100%"], "%H:%M 100%%") == [
         int(dt.datetime(1900, 1, 1, 12, 30, tzinfo=dt.UTC).timestamp())
     ]
+    for format_, text in (
+        ("%%F %Y-%m-%d", "%F 2024-02-30"),
+        ("%d %Y-%m-%d", "01 2024-02-30"),  # the last one counts
+        ("%x", "02/30/24"),
+    ):
+        assert parsed([text], format_, error_is_null=True) == [None]
     constant = ps.lit("2023-02-29").strptime(format="%F", unit="s")
     with pytest.raises(ps.ExpressionError, match="there is no day '2023-02-29'"):
         constant.compile(pa.schema([]))
+
+
+@pytest.mark.parametrize(
+    ("format_", "text"),
+    [("%F", "2024-05-01"), ("%FT%T%z", "2024-04-30T10:00:00+0000"), ("%d %b %Y", "01 May 2024")],
+)
+def test_days_that_every_month_has_cost_no_call_of_python(
+    format_: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows of a stream may be of the day behind a short month."""
+
+    def is_no_day(_pattern: Any, text: str) -> bool:
+        raise AssertionError(f"{text} is a day of any year")
+
+    monkeypatch.setattr(parsed_times, "_is_no_day", is_no_day)
+    assert None not in parsed([text] * 3, format_)

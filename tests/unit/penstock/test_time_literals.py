@@ -197,3 +197,31 @@ def test_times_of_day_and_durations_do_not_wrap() -> None:
     assert values(-col("t"), durations) == [-1, 3, None]
     with pytest.raises(BadRow, match="overflow"):
         values(-col("t"), pa.array([-(2**63)], pa.int64()).cast(pa.duration("us")))
+
+
+@pytest.mark.parametrize("part", [{"f": None}, {"f": 0.1}, {"x": []}, {"m": {"k": 1}}])
+def test_a_time_in_a_literal_stands_beside_parts_of_any_kind(part: dict[str, Any]) -> None:
+    types = {"f": pa.float32(), "x": pa.list_(pa.int64()), "m": pa.map_(pa.string(), pa.int64())}
+    [name] = part
+    kind = pa.struct([("at", pa.timestamp("s")), (name, types[name])])
+    rows = pa.record_batch({"t": pa.nulls(1, kind)})
+    moment = dt.datetime(2024, 5, 1)  # noqa: DTZ001 - as users write it
+    [found] = col("t").fill_null({"at": moment, **part}).compile(rows.schema)(rows).to_pylist()
+    assert found["at"] == moment
+    finer = col("t").fill_null({"at": pd.Timestamp(1500), **part})
+    with pytest.raises(ps.ExpressionError, match="cannot compute"):
+        finer.compile(rows.schema)
+
+
+def test_midnight_is_a_key_of_a_map_of_dates() -> None:
+    midnight = dt.datetime(2024, 5, 1)  # noqa: DTZ001 - as users write it
+    kind = pa.map_(pa.date32(), pa.int64())
+    rows = pa.record_batch({"t": pa.array([[(midnight.date(), 7)]], kind)})
+
+    def looked_up(key: dt.datetime) -> ps.Expr:
+        return ps.fn.map_lookup(col("t"), query_key=key, occurrence="first")
+
+    for expression in (col("t")[midnight], looked_up(midnight)):
+        assert expression.compile(rows.schema)(rows).to_pylist() == [7]
+    with pytest.raises(ps.ExpressionError, match="none of the map's"):
+        looked_up(midnight.replace(hour=1)).compile(rows.schema)

@@ -200,6 +200,7 @@ def test_parallelism_that_differs_is_an_exchange_too() -> None:
         (lambda newest: newest, "hash"),
         (lambda newest: newest.filter(col("n") > 1).select("n", "auction"), "hash"),
         (lambda newest: newest.union(newest.filter(lambda row: row.n > 1)), "hash"),
+        (lambda newest: newest.union(newest.as_rows()), "hash"),
         (lambda newest: newest.select("n"), "rebalance"),
         (lambda newest: newest.with_columns(auction=col("auction") + 1), "rebalance"),
         (lambda newest: newest.map(identity, schema=newest.schema), "rebalance"),
