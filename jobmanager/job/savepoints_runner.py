@@ -325,13 +325,21 @@ class SavepointsRunner:
                 raise TasksNotRunningError(told) from error
             raise StreamError(told) from error
         if self._committed_id() < operation.checkpoint_id:
-            await self._told(operation, self._until_finished(operation.path))
+            await self._told(operation, self._until_finished(operation))
         await self._call_on(operation.path, "mark_committed")
 
-    async def _until_finished(self, path: str) -> None:
-        """Waits for the end of a job that was stopped: its tasks, begun again, only commit and end."""
-        while await self._pause(_LAST_PAUSE_S):
+    async def _until_finished(self, operation: JobOperation) -> None:
+        """Waits for the end of a job that was stopped: its tasks, begun again, only commit and end.
+
+        Raises:
+            StreamError: it ends otherwise, or goes back behind the stop, and runs on.
+        """
+        stopped_id, path = operation.checkpoint_id, operation.path
+        self._uncommitted[stopped_id] = path
+        while stopped_id in self._uncommitted and await self._pause(_FIRST_PAUSE_S):
             pass
+        if self._uncommitted.pop(stopped_id, None) is None:
+            await self._take_back(path)
         if not self._has_finished:
             raise _in_doubt(path)
 
@@ -349,6 +357,7 @@ class SavepointsRunner:
         )
         if stopped_id and begun.checkpoint_id == stopped_id:
             operation.checkpoint_id = stopped_id
+            await self._told(operation, self._until_finished(operation))
             await self._call_on(operation.path, "mark_committed")
             return
         await self._discard(operation.path, is_complete=True)

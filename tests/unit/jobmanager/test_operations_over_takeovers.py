@@ -66,6 +66,11 @@ class Holding(Checkpointed):
             for task in self.restored
         ]
 
+    def deploy(self, task: Any) -> None:
+        super().deploy(task)
+        if task.restore.stopped:  # it commits, and ends
+            self.taskmanager.report_state(task.attempt, client_pb2.ATTEMPT_STATE_FINISHED)
+
     def obey(self, command: Any) -> None:
         is_trigger = command.WhichOneof("command") == "trigger_checkpoint"
         if is_trigger and command.attempt.subtask_index == 0:

@@ -252,11 +252,12 @@ def test_a_stop_that_is_cut_off_anywhere_is_done_or_leaves_nothing(
             except Killed:
                 is_killed = True
         is_open = is_killed and not (path / COMMITTED_PATH).exists()
-        runner, successor = made(directory, _nothing, _nothing, int, OF_JOB, leader_epoch=2)
+        runner, successor = made(directory, _nothing, _at_once, int, OF_JOB, leader_epoch=2)
         newest = successor.starts.prepare().retained[-1]
         operation = JobOperation("mine", OperationKind.STOP, str(path))
         settling = runner.settle_stop(operation, newest.checkpoint_id if newest.is_stop else 0)
         if newest.is_stop:
+            runner.end(is_finished=True)  # tasks that begin from it commit, and end
             asyncio.run(settling)
             saved = decode_manifest(LocalStore(path).get(MANIFEST_PATH))
             assert saved.checkpoint_id == operation.checkpoint_id == 2
@@ -273,6 +274,10 @@ def test_a_stop_that_is_cut_off_anywhere_is_done_or_leaves_nothing(
     assert ends == sorted(ends)  # from one write on it is done
     assert {True, False} == set(ends)
     assert len(ends) > 4
+
+
+async def _at_once(_pause_s: float) -> bool:
+    return False
 
 
 async def _nothing(*_: object) -> Any:

@@ -19,7 +19,11 @@ from jobmanager.job.job_operation import JobOperation, OperationKind
 from jobmanager.job.savepoints_runner import SavepointsRunner
 from penstock.errors import StoreTransient, StreamError
 from penstock.pb import graph_pb2
-from penstock.storage.checkpoint_properties import CheckpointProperties, SavepointFormat
+from penstock.storage.checkpoint_properties import (
+    BehindBarrier,
+    CheckpointProperties,
+    SavepointFormat,
+)
 from penstock.storage.local_store import LocalStore
 from penstock.storage.open_store import open_store
 from penstock.storage.savepoint import MANIFEST_PATH
@@ -170,3 +174,40 @@ def test_one_that_is_made_of_a_checkpoint_is_committed_when_its_manifest_is_ther
         asyncio.run(runner.take(taken, SavepointFormat.NATIVE))
         assert taken.checkpoint_id == SAVEPOINT_ID
         assert {"manifest", "committed"} <= {one.name for one in path.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("end", "told", "mark"),
+    [
+        ("finished", "", "committed"),
+        ("cancelled", "--in-doubt commit", ""),
+        ("goes back", "--in-doubt leave", "taken-back"),
+    ],
+)
+def test_a_stop_that_another_jobmanager_had_begun_is_committed_when_its_job_is_finished(
+    tmp_path: Path, end: str, told: str, mark: str
+) -> None:
+    """HEAD names its checkpoint; whether tasks have committed what that covers nobody knows."""
+    path = tmp_path / "savepoint"
+
+    async def request(_id: str, properties: CheckpointProperties) -> int:
+        raise AssertionError("none is taken behind a stop")
+
+    async def pause(_pause_s: float) -> bool:
+        if end == "goes back":
+            runner.note_restored(SAVEPOINT_ID - 1)
+            return True
+        runner.end(is_finished=end == "finished")
+        return False
+
+    runner, store = made(tmp_path, request, pause, lambda: 0)
+    store.starts.prepare()
+    store.store(stored(CheckpointProperties(target=str(path), behind=BehindBarrier.HOLD)))
+    inherited = JobOperation("mine", OperationKind.STOP, str(path))
+    if told:
+        with pytest.raises(StreamError, match=told):
+            asyncio.run(runner.settle_stop(inherited, SAVEPOINT_ID))
+    else:
+        asyncio.run(runner.settle_stop(inherited, SAVEPOINT_ID))
+    marks = {one.name for one in path.iterdir()} & {"committed", "taken-back"}
+    assert marks == ({mark} if mark else set())
