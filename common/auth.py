@@ -7,7 +7,6 @@ with a token answers no call without it.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -18,8 +17,14 @@ from typing_extensions import override
 from common.log import get_logger
 from common.refusal_log import RefusalLog
 from penstock.client.addresses import is_loopback
-from penstock.client.credentials import AUTHORIZATION_KEY, load_token, token_metadata
+from penstock.client.credentials import (
+    AUTHORIZATION_KEY,
+    AUTHORIZATION_SCHEME,
+    load_token,
+    token_metadata,
+)
 from penstock.client.grpc_errors import handler_like, status_of
+from penstock.client.keyring import Token, keyring_of
 from penstock.errors import ConfigurationError, StreamError, Unauthenticated
 
 __all__ = [
@@ -33,12 +38,12 @@ __all__ = [
 ]
 
 
-def require_token(bind_host: str, token: str, setting: str, *, has_tls: bool) -> None:
+def require_token(bind_host: str, token: Token, setting: str, *, has_tls: bool) -> None:
     """Refuses to listen beyond this machine where everybody would be let in.
 
     Args:
         bind_host: interface to listen on.
-        token: the shared token, "" where there is none.
+        token: the shared token, false where there is none.
         setting: configuration key of ``bind_host``, for the message.
         has_tls: daemons show each other certificates.
 
@@ -55,12 +60,12 @@ def require_token(bind_host: str, token: str, setting: str, *, has_tls: bool) ->
 
 
 class TokenServerInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls that do not carry the token; compares in constant time."""
+    """Refuses calls that do not carry a token that is in force; compares in constant time."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: Token) -> None:
         if not token:
             raise ValueError("an empty token would let everybody in")
-        self._expected = token_metadata(token)[0][1].encode()
+        self._keyring = keyring_of(token)
         self._refusals = RefusalLog(get_logger(__name__))
 
     @override
@@ -82,13 +87,14 @@ class TokenServerInterceptor(grpc.aio.ServerInterceptor):
         for key, value in details.invocation_metadata or ():
             if key == AUTHORIZATION_KEY:
                 given = value.encode() if isinstance(value, str) else value
-                return hmac.compare_digest(given, self._expected)
+                scheme = AUTHORIZATION_SCHEME.encode()
+                return given.startswith(scheme) and self._keyring.accepts(given[len(scheme) :])
         return False
 
 
 _NO_TOKEN = (
     "the cluster's token is missing or wrong: set security.token-file or PENSTOCK_TOKEN to "
-    "the secret that the daemons were started with. A cluster on loopback that was given none has "
+    "the secret that the daemons have. A cluster on loopback that was given none has "
     "made one for its own user, in the file `token` of the JobManager's directory"
 )
 
@@ -108,12 +114,12 @@ def refusing(
     return handler_like(handler, refuse)
 
 
-def server_interceptors(token: str) -> list[grpc.aio.ServerInterceptor]:
+def server_interceptors(token: Token) -> list[grpc.aio.ServerInterceptor]:
     """The interceptors of a server; none without a token."""
     return [TokenServerInterceptor(token)] if token else []
 
 
-def _authorized(details: Any, token: str) -> grpc.aio.ClientCallDetails:
+def _authorized(details: Any, token: Token) -> grpc.aio.ClientCallDetails:
     metadata = grpc.aio.Metadata(*(details.metadata or ()), *token_metadata(token))
     return grpc.aio.ClientCallDetails(
         details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
@@ -125,7 +131,7 @@ def _authorized(details: Any, token: str) -> grpc.aio.ClientCallDetails:
 
 
 class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: Token) -> None:
         self._token = token
 
     @override
@@ -136,7 +142,7 @@ class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
 
 
 class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: Token) -> None:
         self._token = token
 
     @override
@@ -147,7 +153,7 @@ class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):
 
 
 class _StreamUnary(grpc.aio.StreamUnaryClientInterceptor):
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: Token) -> None:
         self._token = token
 
     @override
@@ -158,7 +164,7 @@ class _StreamUnary(grpc.aio.StreamUnaryClientInterceptor):
 
 
 class _StreamStream(grpc.aio.StreamStreamClientInterceptor):
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: Token) -> None:
         self._token = token
 
     @override
@@ -168,7 +174,7 @@ class _StreamStream(grpc.aio.StreamStreamClientInterceptor):
         return await continuation(_authorized(client_call_details, self._token), request_iterator)
 
 
-def token_client_interceptors(token: str) -> list[grpc.aio.ClientInterceptor]:
+def token_client_interceptors(token: Token) -> list[grpc.aio.ClientInterceptor]:
     """The interceptors of an ``aio`` channel that add the token; none without one."""
     if not token:
         return []

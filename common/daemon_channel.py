@@ -8,6 +8,7 @@ import grpc.aio
 from common.auth import token_client_interceptors
 from common.grpc_options import Options
 from common.tls.daemon_tls_runner import DaemonTls
+from penstock.client.keyring import Token
 
 
 class DaemonChannel:
@@ -23,7 +24,7 @@ class DaemonChannel:
         channel: what stubs are made of.
     """
 
-    def __init__(self, address: str, token: str, options: Options, tls: DaemonTls | None) -> None:
+    def __init__(self, address: str, token: Token, options: Options, tls: DaemonTls | None) -> None:
         self._way = None if tls is None else tls.way_to(address)
         self.channel = grpc.aio.insecure_channel(
             address if self._way is None else self._way.target,

@@ -23,6 +23,7 @@ from common.pb import internal_pb2
 from common.tls.daemon_tls_runner import DaemonTls
 from common.tls.doors import Entrance, TurnedAway, Visitor
 from penstock.client.addresses import format_address
+from penstock.client.keyring import Token
 from penstock.errors import InvariantViolation, Unauthenticated
 
 _INTERNAL = f"/{internal_pb2.DESCRIPTOR.package}."
@@ -40,7 +41,7 @@ class DaemonServer:
 
     def __init__(
         self,
-        token: str,
+        token: Token,
         tls: DaemonTls | None,
         *,
         takes_clients: bool = False,

@@ -14,10 +14,11 @@ from common.auth import server_interceptors
 from common.grpc_options import server_options
 from common.message_bounds import check_message
 from penstock.client.grpc_errors import ErrorServerInterceptor
+from penstock.client.keyring import Token
 
 
 def make_server(
-    token: str = "", before: Sequence[grpc.aio.ServerInterceptor] = ()
+    token: Token = "", before: Sequence[grpc.aio.ServerInterceptor] = ()
 ) -> grpc.aio.Server:
     """A server that listens nowhere yet; errors of its services become statuses.
 

@@ -37,6 +37,7 @@ from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.leader_store import LeaderStore
 from jobmanager.traces.reporter_loader import Traces, load_reporter
 from jobmanager.traces.span import ReportSpan
+from penstock.client.keyring import Token
 from penstock.config import Configuration
 from penstock.pb import client_pb2_grpc
 from penstock.storage.open_store import is_s3, open_store, use_s3
@@ -233,8 +234,8 @@ def _cluster(
     news = internal_pb2.HearOfLeaderRequest(
         leader_epoch=leader.epoch, cluster_id=leader.cluster_id, rpc_address=ports.address
     )
-    tell_leader = LeaderNewsClient(news, ports.token, tls).tell
-    connect = _connect(config, ports.token, leader, tls)
+    tell_leader = LeaderNewsClient(news, ports.keyring, tls).tell
+    connect = _connect(config, ports.keyring, leader, tls)
     cluster = ClusterRunner(config, connect, clock, tell_leader)
     spill = shared_spill(config.taskmanager_spill_shared_dir, leader.cluster_id)
     cluster.partitions.shared = spill
@@ -242,7 +243,7 @@ def _cluster(
 
 
 def _connect(
-    config: Configuration, token: str, leader: LeaderStore, tls: DaemonTls | None
+    config: Configuration, token: Token, leader: LeaderStore, tls: DaemonTls | None
 ) -> Callable[[str, str, str], TaskManagerClient]:
     def connect(taskmanager_id: str, address: str, incarnation: str) -> TaskManagerClient:
         return TaskManagerClient(

@@ -23,6 +23,7 @@ from common.store_metrics import show_stores
 from common.tls.certificates_store import show_certificates
 from common.tls.daemon_tls_runner import DaemonTls
 from penstock.client.addresses import format_address
+from penstock.client.keyring import Keyring
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, InvariantViolation
 from penstock.storage.private_directories import make_private
@@ -63,7 +64,7 @@ class TaskManagerSite:
         taskmanager_id: its name in the cluster.
         config: the configuration.
         jobmanagers: addresses of JobManagers.
-        token: the cluster's secret, "" = none.
+        keyring: the cluster's secret, if there is one.
         environment: environment variables.
         directory: of the daemon; logs and caches stay there.
         work: its own on disk, for files of slots.
@@ -82,7 +83,7 @@ class TaskManagerSite:
     taskmanager_id: str
     config: Configuration
     jobmanagers: tuple[str, ...]
-    token: str
+    keyring: Keyring
     environment: Mapping[str, str]
     directory: Path
     work: Path
@@ -150,7 +151,7 @@ class TaskManagerAssembly:
             self._clock,
         )
         self._client = JobManagerClient(
-            site.jobmanagers, site.token, config.rpc_timeout_ms / 1000, site.tls
+            site.jobmanagers, site.keyring, config.rpc_timeout_ms / 1000, site.tls
         )
         self._table = SlotTable(config.taskmanager_slots)
         self._local_state = local_state_roots(
@@ -182,7 +183,7 @@ class TaskManagerAssembly:
             self._supervisor.set_spilling,
         )
         self._registration_file = DaemonRegistration(site.directory, ROLE, site.taskmanager_id)
-        self._server = DaemonServer(site.token, site.tls)
+        self._server = DaemonServer(site.keyring, site.tls)
 
     @property
     def failed(self) -> asyncio.Future[Exception]:
@@ -259,7 +260,7 @@ class TaskManagerAssembly:
                 local_state=self._local_state,
                 packages=site.packages,
                 terminal_fd=site.terminal,
-                token=site.token,
+                token=site.keyring,
                 gateway=lambda: self._gateway,
                 left_sessions=site.left_sessions,
             ),
@@ -456,7 +457,8 @@ def _partition_server_configuration(site: TaskManagerSite) -> internal_pb2.SlotC
         tcp_bind_host=config.taskmanager_bind_host,
         tcp_advertised_host=config.taskmanager_host,
         config=config.to_mapping(),
-        token=site.token,
+        token=site.keyring.text,
+        token_path=site.keyring.place,
         spill_directory=str(site.spill),
     )
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from common.auth import load_token, require_token
+from common.keyring_runner import refreshed
 from common.log import configure_logging, get_logger
 from common.metrics_server import METRICS_OFF, MetricsServer, Pages
 from common.process import (
@@ -32,6 +33,7 @@ from common.process import (
 )
 from common.tls.daemon_tls_runner import DaemonTls
 from penstock.client.addresses import format_address
+from penstock.client.keyring import Keyring
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, StreamError
 from penstock.local.owned_directories import (
@@ -109,7 +111,8 @@ class TaskManagerDaemon:
         async with AsyncExitStack() as resources:
             # First, so that a port that cannot be had is told though there is no JobManager yet.
             metrics = self._start_metrics(resources)
-            token = await self._token()
+            keyring = await self._keyring()
+            resources.enter_context(refreshed(keyring))
             tls = resources.enter_context(DaemonTls.running(self._config))
             await asyncio.to_thread(self._sweep_directories)
             work = await self._own_work_directory(resources)
@@ -122,7 +125,7 @@ class TaskManagerDaemon:
                 taskmanager_id=self._id,
                 config=self._config,
                 jobmanagers=self._jobmanagers,
-                token=token,
+                keyring=keyring,
                 environment=self._environment,
                 directory=self._directory,
                 work=work.path,
@@ -144,14 +147,14 @@ class TaskManagerDaemon:
                 self._log.info("taskmanager.started", id=self._id, address=address, pid=os.getpid())
                 raise await assembly.failed
 
-    async def _token(self) -> str:
+    async def _keyring(self) -> Keyring:
         """The secret that was given, else the one that the JobManager has made for this user."""
         config = self._config
         token = load_token(config.security_token_file, self._environment)
         has_tls = config.security_ssl_internal_enabled
         require_token(config.taskmanager_bind_host, token, "taskmanager.bind-host", has_tls=has_tls)
         if has_tls:
-            return ""  # certificates take its place
+            return Keyring(())  # certificates take its place
         if token or config.security_open_loopback:
             return token
         return await await_made_token(self._jobmanagers, self._directory)

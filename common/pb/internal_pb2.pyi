@@ -2289,6 +2289,7 @@ class SlotConfiguration(_message.Message):
     OLDEST_PEER_EPOCH_FIELD_NUMBER: _builtins.int
     GATEWAY_UNIX_PATH_FIELD_NUMBER: _builtins.int
     GATEWAY_PORT_FIELD_NUMBER: _builtins.int
+    TOKEN_PATH_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     slot_id: _builtins.str
     taskmanager_id: _builtins.str
@@ -2300,7 +2301,7 @@ class SlotConfiguration(_message.Message):
     log_directory: _builtins.str
     work_directory: _builtins.str
     token: _builtins.str
-    """Shared secret of the data handshake; "" on loopback."""
+    """Shared secrets of the data handshake, one a line, the first one is shown; "" = none."""
     spill_directory: _builtins.str
     """The TaskManager's directory for partitions that do not fit into memory, or outlive their slot."""
     oldest_peer_epoch: _builtins.int
@@ -2309,6 +2310,8 @@ class SlotConfiguration(_message.Message):
     """Where this TaskManager's gateway takes those who want to reach other hosts, "" = slots connect by themselves."""
     gateway_port: _builtins.int
     """Where it takes those who come from other hosts."""
+    token_path: _builtins.str
+    """The file with these secrets, which may change; "" = they stay."""
     @_builtins.property
     def code_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Directories and zips put first on sys.path."""
@@ -2345,10 +2348,11 @@ class SlotConfiguration(_message.Message):
         oldest_peer_epoch: _builtins.int = ...,
         gateway_unix_path: _builtins.str = ...,
         gateway_port: _builtins.int = ...,
+        token_path: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_paths", b"artifact_paths", "code_paths", b"code_paths", "config", b"config", "gateway_port", b"gateway_port", "gateway_unix_path", b"gateway_unix_path", "host_id", b"host_id", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "local_state_directories", b"local_state_directories", "log_directory", b"log_directory", "oldest_peer_epoch", b"oldest_peer_epoch", "slot_id", b"slot_id", "spill_directory", b"spill_directory", "taskmanager_id", b"taskmanager_id", "tcp_advertised_host", b"tcp_advertised_host", "tcp_bind_host", b"tcp_bind_host", "token", b"token", "unix_socket_path", b"unix_socket_path", "work_directory", b"work_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_paths", b"artifact_paths", "code_paths", b"code_paths", "config", b"config", "gateway_port", b"gateway_port", "gateway_unix_path", b"gateway_unix_path", "host_id", b"host_id", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "local_state_directories", b"local_state_directories", "log_directory", b"log_directory", "oldest_peer_epoch", b"oldest_peer_epoch", "slot_id", b"slot_id", "spill_directory", b"spill_directory", "taskmanager_id", b"taskmanager_id", "tcp_advertised_host", b"tcp_advertised_host", "tcp_bind_host", b"tcp_bind_host", "token", b"token", "token_path", b"token_path", "unix_socket_path", b"unix_socket_path", "work_directory", b"work_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

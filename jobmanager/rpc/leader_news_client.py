@@ -14,6 +14,7 @@ from common.grpc_options import channel_options
 from common.pb import internal_pb2, internal_pb2_grpc
 from common.tls.daemon_tls_runner import DaemonTls
 from penstock.client.grpc_errors import error_from_rpc
+from penstock.client.keyring import Token
 
 
 class LeaderNewsClient:
@@ -26,7 +27,7 @@ class LeaderNewsClient:
     """
 
     def __init__(
-        self, news: internal_pb2.HearOfLeaderRequest, token: str, tls: DaemonTls | None = None
+        self, news: internal_pb2.HearOfLeaderRequest, token: Token, tls: DaemonTls | None = None
     ) -> None:
         self._news = news
         self._token = token

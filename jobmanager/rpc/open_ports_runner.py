@@ -6,15 +6,18 @@ Invariant: a JobManager that stands by and then leads is never refused at a port
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 
 from common.auth import load_token, require_token
 from common.daemon_server import DaemonServer
+from common.keyring_runner import refreshed
 from common.metrics_server import METRICS_OFF, MetricsServer, Pages
 from common.tls.daemon_tls_runner import DaemonTls
 from jobmanager.rpc.bound_port_runner import bind
 from penstock.client.addresses import format_address
 from penstock.client.credentials import make_own_token
+from penstock.client.keyring import Keyring, Token, keyring_of
 from penstock.config import Configuration
 
 
@@ -34,22 +37,24 @@ class OpenPorts:
     def __init__(
         self,
         config: Configuration,
-        token: str,
+        token: Token,
         made_token_file: Path | None = None,
         tls: DaemonTls | None = None,
     ) -> None:
-        self.token = token
+        self.keyring = keyring_of(token)
         self.made_token_file = made_token_file
         self.server = DaemonServer(
-            token,
+            self.keyring,
             tls,
             takes_clients=True,
             clients_need_tls=config.security_ssl_client_enabled,
         )
         self._config = config
+        self._refreshing = ExitStack()
         self._metrics: MetricsServer | None = None
         self._metrics_port = METRICS_OFF
         self.port = bind(self.server, config.jobmanager_bind_host, config.jobmanager_rpc_port)
+        self._refreshing.enter_context(refreshed(self.keyring))
 
     @property
     def address(self) -> str:
@@ -82,6 +87,7 @@ class OpenPorts:
 
     async def close(self) -> None:
         """Nobody is answered any more."""
+        self._refreshing.close()
         await self.server.stop(None)
         if self._metrics is not None:
             self._metrics.stop()
@@ -104,7 +110,7 @@ async def open_ports(
     return OpenPorts(config, token, made_token_file, tls)
 
 
-def _own_token(config: Configuration, directory: Path) -> tuple[str, Path | None]:
+def _own_token(config: Configuration, directory: Path) -> tuple[Keyring, Path | None]:
     """The token of a JobManager, and the file with it where the JobManager has made it for its user.
 
     Raises:

@@ -18,6 +18,7 @@ from common.pb import internal_pb2, internal_pb2_grpc
 from common.tls.daemon_tls_runner import DaemonTls
 from jobmanager.liveness.reachability import Reachability
 from penstock.client.addresses import parse_address
+from penstock.client.keyring import Token
 from penstock.errors import ConfigurationError
 
 _State = grpc.ChannelConnectivity
@@ -45,7 +46,7 @@ class ReachabilityClient:
         self,
         address: str,
         *,
-        token: str,
+        token: Token,
         leader_epoch: int,
         incarnation: str,
         tls: DaemonTls | None = None,

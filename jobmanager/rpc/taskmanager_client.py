@@ -23,6 +23,7 @@ from common.pb import internal_pb2, internal_pb2_grpc
 from common.tls.daemon_tls_runner import DaemonTls
 from jobmanager.rpc.reachability_client import ReachabilityClient
 from penstock.client.grpc_errors import UNANSWERED, error_from_rpc, is_ours, unanswered
+from penstock.client.keyring import Token
 from penstock.client.protocol import MESSAGE_SIZE_MAX_BYTES
 from penstock.errors import StreamError, TaskManagerLost
 from penstock.pb import client_pb2, graph_pb2
@@ -78,7 +79,7 @@ class TaskManagerClient:
         taskmanager_id: str,
         address: str,
         *,
-        token: str,
+        token: Token,
         leader_epoch: int,
         rpc_timeout_ms: int,
         silence_max_ms: int,
@@ -304,6 +305,11 @@ class TaskManagerClient:
         )
 
     def _error(self, action: str, error: grpc.aio.AioRpcError) -> StreamError:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            # While tokens are exchanged: it may accept this one in a moment, and nobody's job shall end for that.
+            return TaskManagerLost(
+                f"TaskManager {self.taskmanager_id} at {self.address} did not {action}: {error.details()}"
+            )
         if is_ours(error) or error.code() not in UNANSWERED:
             return error_from_rpc(error)
         reason = self._channel.refusal or (

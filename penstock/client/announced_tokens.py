@@ -20,6 +20,7 @@ from typing import Final
 
 from penstock.client.addresses import format_address, parse_address
 from penstock.client.credentials import load_token
+from penstock.client.keyring import Keyring
 from penstock.storage.private_directories import is_private, make_private
 
 _LOCALHOST: Final = "127.0.0.1"
@@ -36,7 +37,7 @@ class FoundToken:
     """
 
     address: str
-    token: str
+    token: Keyring
 
 
 class Announcement:

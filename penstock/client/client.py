@@ -20,6 +20,7 @@ import pyarrow as pa
 from penstock.client.client_tls import ClientTls
 from penstock.client.connection import LeaderConnection
 from penstock.client.greeting import greeting
+from penstock.client.keyring import Token
 from penstock.client.protocol import (
     MESSAGE_SIZE_MAX_BYTES,
 )
@@ -62,7 +63,7 @@ class Client:
     def __init__(
         self,
         addresses: str,
-        token: str | None = None,
+        token: Token | None = None,
         *,
         connect_timeout_s: float = _CONNECT_TIMEOUT_S,
         call_timeout_s: float = _CALL_TIMEOUT_S,

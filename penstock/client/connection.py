@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -27,9 +28,16 @@ from penstock.client.grpc_errors import (
     is_ours,
     unanswered,
 )
+from penstock.client.keyring import Token, keyring_of
 from penstock.client.protocol import TRANSPORT_OPTIONS
 from penstock.client.shielded import shielded
-from penstock.errors import JobManagerUnreachable, NotLeader, ProtocolMismatch, StreamError
+from penstock.errors import (
+    ConfigurationError,
+    JobManagerUnreachable,
+    NotLeader,
+    ProtocolMismatch,
+    StreamError,
+)
 from penstock.pb import client_pb2_grpc
 
 _LEADER_PAUSE_S = 0.1
@@ -62,7 +70,7 @@ class LeaderConnection:
     def __init__(
         self,
         addresses: str,
-        token: str | None,
+        token: Token | None,
         connect_timeout_s: float,
         leader_timeout_s: float,
         tls: ClientTls | None = None,
@@ -72,8 +80,7 @@ class LeaderConnection:
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
         self.leader_timeout_s = leader_timeout_s
-        self.metadata = token_metadata(token or "")
-        """Of each call."""
+        self._keyring = keyring_of(token or "")
         self.has_standbys = len(self._addresses) > 1
         """Another JobManager may lead after this one."""
         self.leader = ""
@@ -82,6 +89,14 @@ class LeaderConnection:
         self._lock = threading.Lock()
         self._connected: client_pb2_grpc.JobManagerStub | None = None
         self._close_channel: Callable[[], object] = _nothing
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Of each call, with the token that is in force now."""
+        # What cannot be used leaves the one that was; where that is refused, the answer says what to do.
+        with suppress(ConfigurationError):
+            self._keyring.refresh()
+        return token_metadata(self._keyring)
 
     def close(self) -> None:
         """Closes the channel and ends the calls on it."""
@@ -160,7 +175,7 @@ class LeaderConnection:
         if self._token is not None:
             return named
         found = find_token(named)
-        self.metadata = token_metadata("" if found is None else found.token)
+        self._keyring = keyring_of("" if found is None else found.token)
         return named if found is None else found.address
 
     def _greet(self, address: str, stub: client_pb2_grpc.JobManagerStub, patience_s: float) -> None:

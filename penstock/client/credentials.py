@@ -3,7 +3,8 @@
 Clients, daemons and slots of a cluster share one secret. It is the content of the file named by
 ``security.token-file``, else the environment variable ``PENSTOCK_TOKEN``, else what the JobManager has made for
 itself in its directory; clients of the same user find that by the JobManager's address
-(``penstock.client.announced_tokens``). Every gRPC call carries it as metadata.
+(``penstock.client.announced_tokens``). Every gRPC call carries it as metadata. While it is exchanged there are
+several (``penstock.client.keyring``).
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.client.secret_files import read_secret
+from penstock.client.keyring import Keyring, Token, keyring_of, parse_tokens
 from penstock.errors import ConfigurationError
 
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"
 AUTHORIZATION_KEY = "authorization"
+AUTHORIZATION_SCHEME = "Bearer "
 
-_LENGTH_MIN = 8
 _MADE_BYTES = 32
 _OWN_FILE = "token"
 
 
-def load_token(token_file: str, environment: Mapping[str, str] | None = None) -> str:
-    """The cluster's secret, "" where none is set.
+def load_token(token_file: str, environment: Mapping[str, str] | None = None) -> Keyring:
+    """The cluster's secret, false where none is set.
 
     Args:
-        token_file: value of ``security.token-file``; it wins over the environment.
+        token_file: value of ``security.token-file``; it wins over the environment. It may change later.
         environment: ``os.environ`` where not given.
 
     Raises:
@@ -37,19 +38,9 @@ def load_token(token_file: str, environment: Mapping[str, str] | None = None) ->
             not plain text.
     """
     if token_file:
-        origin = f"the token file {token_file}"
-        token = read_secret(Path(token_file), origin).strip()
-        if not token:
-            raise ConfigurationError(f"{origin} is empty: write a secret into it")
-    else:
-        origin = TOKEN_VARIABLE
-        token = (os.environ if environment is None else environment).get(TOKEN_VARIABLE, "").strip()
-    if token and (len(token) < _LENGTH_MIN or not token.isascii() or not token.isprintable()):
-        raise ConfigurationError(
-            f"{origin} holds no usable secret: at least {_LENGTH_MIN} printable ASCII characters "
-            "on one line, for example the output of `openssl rand -hex 32`"
-        )
-    return token
+        return Keyring.read(Path(token_file))
+    text = (os.environ if environment is None else environment).get(TOKEN_VARIABLE, "")
+    return Keyring(parse_tokens(text, TOKEN_VARIABLE))
 
 
 def own_token_file(directory: Path) -> Path:
@@ -82,6 +73,7 @@ def make_own_token(directory: Path) -> Path:
     return path
 
 
-def token_metadata(token: str) -> tuple[tuple[str, str], ...]:
+def token_metadata(token: Token) -> tuple[tuple[str, str], ...]:
     """The metadata of a call; empty without a token."""
-    return ((AUTHORIZATION_KEY, f"Bearer {token}"),) if token else ()
+    shown = keyring_of(token).shown
+    return ((AUTHORIZATION_KEY, f"{AUTHORIZATION_SCHEME}{shown}"),) if shown else ()

@@ -274,7 +274,8 @@ class DaemonKeys(BaseModel):
     security_token_file: str = Field(
         "",
         alias="security.token-file",
-        description="File with the secret that clients and daemons share; no other user may be able to read it. "
+        description="File with the secret that clients and daemons share; no other user may be able to read it. It may hold several, "
+        "one a line, while it is exchanged: the first one is shown, all are accepted. "
         "Empty: `PENSTOCK_TOKEN`, else, on loopback, a secret that the JobManager makes for its own user.",
     )
     security_open_loopback: bool = Field(

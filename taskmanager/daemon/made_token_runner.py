@@ -10,13 +10,14 @@ from pathlib import Path
 from common.log import get_logger
 from penstock.client.announced_tokens import find_token
 from penstock.client.credentials import load_token, own_token_file
+from penstock.client.keyring import Keyring
 
 _LOOK_INTERVAL_S = 0.1
 _LOOKS_BEFORE_WARNING = 50
 _LOOKS_PER_WARNING = 600
 
 
-async def await_made_token(jobmanagers: Sequence[str], directory: Path) -> str:
+async def await_made_token(jobmanagers: Sequence[str], directory: Path) -> Keyring:
     """The token of the JobManager, as soon as it has one.
 
     A TaskManager waits for its JobManager as long as it runs, and so for this.
@@ -45,7 +46,7 @@ async def await_made_token(jobmanagers: Sequence[str], directory: Path) -> str:
     raise AssertionError("counting has no end")
 
 
-def _look(jobmanagers: Sequence[str], directory: Path) -> str | None:
+def _look(jobmanagers: Sequence[str], directory: Path) -> Keyring | None:
     for address in jobmanagers:
         found = find_token(address)
         if found is not None:

@@ -8,9 +8,9 @@ own a slot may read what outlives them.
 
 from __future__ import annotations
 
-import hmac
 from dataclasses import dataclass
 
+from penstock.client.keyring import Token, keyring_of
 from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
 from taskmanager.network.messages import Hello, HelloOk
 
@@ -22,6 +22,7 @@ class SlotIdentity:
     Attributes:
         job_id: the only job it serves; "" = it is no slot but serves the partitions of any job.
         slot_id: of a slot; of a partition server a name that no slot has.
+        token: the cluster's secret, "" = none.
         oldest_peer_epoch: slots that were started under an earlier leader of the job than its own, but that its own
             has taken over, are let in from this one on; 0 = there are none.
     """
@@ -30,20 +31,25 @@ class SlotIdentity:
     slot_id: str
     host_id: str
     leader_epoch: int
-    token: str
+    token: Token
     oldest_peer_epoch: int = 0
 
 
 def hello_of(slot: SlotIdentity, endpoint: str) -> Hello:
     """The first frame of the connecting side."""
     return Hello(
-        DAEMON_PROTOCOL_VERSION, slot.job_id, slot.slot_id, endpoint, slot.leader_epoch, slot.token
+        DAEMON_PROTOCOL_VERSION,
+        slot.job_id,
+        slot.slot_id,
+        endpoint,
+        slot.leader_epoch,
+        keyring_of(slot.token).shown,
     )
 
 
 def refusal_of(slot: SlotIdentity, hello: Hello) -> str | None:
     """Why the accepting slot does not let the peer in; None when it does."""
-    if not hmac.compare_digest(slot.token.encode(), hello.token.encode()):
+    if not keyring_of(slot.token).accepts(hello.token):
         return "the token is wrong: all TaskManagers of a cluster need the same security token"
     if hello.version != DAEMON_PROTOCOL_VERSION:
         return (

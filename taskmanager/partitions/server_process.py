@@ -19,7 +19,7 @@ from penstock.config import Configuration
 from taskmanager.network.connection_pool import ConnectionPool
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.gateway import Gateway
-from taskmanager.network.handshake import SlotIdentity
+from taskmanager.network.slot_identity_runner import identity_of
 from taskmanager.partitions.server import PartitionShelf
 from taskmanager.processes.control_channel import ControlChannel, read_command
 from taskmanager.processes.fork_protocol import PARTITION_SERVER_NAME
@@ -42,13 +42,7 @@ def run(connection: socket.socket) -> None:
     shelf = PartitionShelf(Path(configuration.spill_directory))
     pool = ConnectionPool(
         config,
-        SlotIdentity(
-            configuration.job_id,
-            configuration.slot_id,
-            configuration.host_id,
-            configuration.leader_epoch,
-            configuration.token,
-        ),
+        identity_of(configuration),
         shelf,
         mailbox.post,
         clock,

@@ -21,7 +21,8 @@ from common.pb import internal_pb2, internal_pb2_grpc
 from common.tls.daemon_tls_runner import DaemonTls
 from penstock.client.client_tls import speaks_tls
 from penstock.client.grpc_errors import BROKEN, UNANSWERED, error_from_rpc, is_ours
-from penstock.errors import NotLeader, StoreTransient, StreamError
+from penstock.client.keyring import Token, keyring_of
+from penstock.errors import NotLeader, StoreTransient, StreamError, Unauthenticated
 
 _Answer = TypeVar("_Answer", bound=Message)
 _PIECE_TIMEOUT_S = 30.0
@@ -42,7 +43,7 @@ class JobManagerClient:
     def __init__(
         self,
         addresses: Sequence[str],
-        token: str,
+        token: Token,
         timeout_s: float,
         tls: DaemonTls | None = None,
     ) -> None:
@@ -50,7 +51,7 @@ class JobManagerClient:
         self._addresses = list(addresses)
         self._current = 0
         self._timeout_s = timeout_s
-        self._token = token
+        self._keyring = keyring_of(token)
         self._tls = tls
         self._channel: DaemonChannel | None = None
         self._silent, self._told = "", 0
@@ -60,6 +61,11 @@ class JobManagerClient:
     def address(self) -> str:
         """The address being talked to."""
         return self._addresses[self._current]
+
+    @property
+    def token_may_change(self) -> bool:
+        """Whether one that is refused now may be accepted later."""
+        return bool(self._keyring.place)
 
     @property
     def alternatives(self) -> list[str]:
@@ -192,7 +198,7 @@ class JobManagerClient:
         return _stub_of(self._channel)
 
     def _connect(self, address: str) -> DaemonChannel:
-        return DaemonChannel(address, self._token, channel_options(), self._tls)
+        return DaemonChannel(address, self._keyring, channel_options(), self._tls)
 
     async def _call(
         self,
@@ -241,5 +247,5 @@ def _is_cancelled() -> bool:
 
 
 def is_transient(error: StreamError) -> bool:
-    """True when the same call may succeed later."""
-    return isinstance(error, (StoreTransient, NotLeader))
+    """True when the same call may succeed later; with another token, too."""
+    return isinstance(error, (StoreTransient, NotLeader, Unauthenticated))

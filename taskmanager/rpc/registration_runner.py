@@ -119,7 +119,7 @@ class RegistrationRunner:
         self._newer_leader = NewerLeaderRunner(client)
         self._registered = asyncio.Event()
         self._registration: Registration | None = None
-        self._is_leaving = False
+        self._is_leaving = self._was_registered = False
         self._silence = JobManagerSilence(0, grace_s, 0)
         log = self._log = get_logger(__name__)
         self._retries = OutageLog(log, "registration.retried", "registration.answered", "info")
@@ -219,7 +219,7 @@ class RegistrationRunner:
         Raises:
             JobRejected: the JobManager does not take it: another daemon has its id.
             ProtocolMismatch: one of the two speaks another protocol of daemons.
-            Unauthenticated: the token is missing or wrong.
+            Unauthenticated: the token is missing or wrong, and was so from the beginning.
         """
         incarnation, is_kept = self._new_incarnation(), False
         while True:
@@ -276,7 +276,7 @@ class RegistrationRunner:
                     self._identity.version,
                 )
                 await self._follow(answer.cluster_id, answer.leader_epoch, answer.kept_slot_ids)
-            except (JobRejected, ProtocolMismatch, Unauthenticated):
+            except (JobRejected, ProtocolMismatch):
                 raise
             except Fenced as error:
                 address, reason = self._client.address, str(error)
@@ -285,8 +285,11 @@ class RegistrationRunner:
                     self._bear_silence()
                 await self._client.switch(error)
             except StreamError as error:
+                is_refused = isinstance(error, Unauthenticated)
+                if is_refused and not (self._was_registered and self._client.token_may_change):
+                    raise
                 is_away = is_transient(error) or isinstance(error, JobManagerUnreachable)
-                outage = self._retries if is_away else self._refusals
+                outage = self._retries if is_away and not is_refused else self._refusals
                 outage.failed(str(error), reason=str(error))
                 if is_kept:
                     self._bear_silence()
@@ -297,6 +300,7 @@ class RegistrationRunner:
                 self._registration = Registration.answered(incarnation, answer)
                 timeout_s = self._registration.heartbeat_timeout_s
                 self._silence = JobManagerSilence(timeout_s, self._grace_s, self._now_s())
+                self._was_registered = True
                 self._registered.set()
                 return self._registration
             await asyncio.sleep(retry_s)

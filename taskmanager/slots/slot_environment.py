@@ -9,6 +9,7 @@ from pathlib import Path
 
 from common.names import require_name
 from common.pb import internal_pb2
+from penstock.client.keyring import Token, keyring_of
 from penstock.config import Configuration
 from penstock.storage.open_store import is_s3
 from taskmanager.network.gateway import Gateway
@@ -47,7 +48,7 @@ class SlotEnvironment:
     packages: Mapping[str, str]
     local_state: Sequence[Path] = ()
     terminal_fd: int | None = None
-    token: str = ""
+    token: Token = ""
     gateway: Callable[[], Gateway | None] = _no_gateway
     left_sessions: LeftSessions = field(default_factory=LeftSessions)
 
@@ -78,7 +79,7 @@ class SlotEnvironment:
             leader_epoch: the process is started under this leader.
             oldest_peer_epoch: slots of the job run on that were started under this one.
         """
-        unix_path = ""
+        unix_path, keyring = "", keyring_of(self.token)
         gateway = self.gateway()
         if self.config.taskmanager_local_sockets or gateway is not None:
             # Numbered, not named after the slot: the path must stay short.
@@ -98,7 +99,8 @@ class SlotEnvironment:
             # Of this process alone: what it leaves is removed while the next one may be running.
             work_directory=str(self.work_directory / SLOTS / f"{slot_id}-{number}"),
             config=config.to_mapping(),
-            token=self.token,
+            token=keyring.text,
+            token_path=keyring.place,
             spill_directory=str(self.spill_directory),
             local_state_directories=map(str, self.local_state),
             oldest_peer_epoch=oldest_peer_epoch,

@@ -25,6 +25,7 @@ from penstock.config import Configuration
 from penstock.storage.open_store import open_store, use_s3
 from taskmanager.network.connection_runner import SocketTransport
 from taskmanager.network.gateway import Gateway
+from taskmanager.network.slot_identity_runner import identity_of
 from taskmanager.partitions.shared_calls_runner import SharedCallsRunner
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.control_channel import ControlChannel, read_command
@@ -33,7 +34,7 @@ from taskmanager.snapshot.local_copies_store import LocalCopies
 from taskmanager.spark.driver_runner import SparkDriverRunner, SparkPlace
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.task.deployment import Deployment
-from taskmanager.task.exchange import DataExchange, SlotIdentity
+from taskmanager.task.exchange import DataExchange
 from taskmanager.task.execution import Execution
 from taskmanager.task.slot_runtime import SlotRuntime
 from taskmanager.task.slot_services import SlotServices
@@ -60,7 +61,7 @@ def run(connection: socket.socket) -> None:
 
     exchange = DataExchange(
         config,
-        _identity(configuration),
+        identity_of(configuration),
         mailbox.post,
         clock,
         SocketTransport(),
@@ -140,17 +141,6 @@ def _listen(
         configuration.unix_socket_path,
         configuration.tcp_bind_host,
         configuration.tcp_advertised_host,
-    )
-
-
-def _identity(configuration: internal_pb2.SlotConfiguration) -> SlotIdentity:
-    return SlotIdentity(
-        configuration.job_id,
-        configuration.slot_id,
-        configuration.host_id,
-        configuration.leader_epoch,
-        configuration.token,
-        configuration.oldest_peer_epoch,
     )
 
 

@@ -131,4 +131,4 @@ def slots_of(cluster: LocalCluster, job_id: str) -> dict[str, int]:
 
 
 def token_of(cluster: LocalCluster) -> str:
-    return load_token(str(own_token_file(cluster.directory)))
+    return load_token(str(own_token_file(cluster.directory))).shown

@@ -50,7 +50,7 @@ def test_a_client_of_another_protocol_version_is_refused(
 
 
 def _token_of(cluster: DaemonCluster) -> str:
-    return load_token(str(own_token_file(cluster.directory)))
+    return load_token(str(own_token_file(cluster.directory))).shown
 
 
 def test_a_client_that_does_not_say_hello_right_is_refused(

@@ -33,6 +33,7 @@ from common.metrics import AttemptMetricsCollector, NamedMetrics
 from common.metrics_server import METRICS_OFF, MetricsServer, Pages
 from common.pb import internal_pb2, internal_pb2_grpc
 from penstock.client.grpc_errors import error_from_rpc
+from penstock.client.keyring import Keyring
 from penstock.errors import ConfigurationError, Unauthenticated
 from penstock.pb import client_pb2
 from tests.support.jobs import DEADLINE_S
@@ -169,11 +170,15 @@ def test_tokens(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(" from-the-file\n")
     file.chmod(0o600)
-    assert load_token(str(file), {"PENSTOCK_TOKEN": "from-the-environment"}) == "from-the-file"
-    assert load_token("", {"PENSTOCK_TOKEN": "from-the-environment"}) == "from-the-environment"
-    assert load_token("", {}) == ""
+    assert (
+        load_token(str(file), {"PENSTOCK_TOKEN": "from-the-environment"}).shown == "from-the-file"
+    )
+    assert (
+        load_token("", {"PENSTOCK_TOKEN": "from-the-environment"}).shown == "from-the-environment"
+    )
+    assert not load_token("", {})
     assert token_metadata("") == ()
-    for bad in ("", "short", "two\nlines-of-text", "umlaut-äöü-äöü"):
+    for bad in ("", "short", "first-line\nsecond", "umlaut-äöü-äöü"):
         file.write_text(bad)
         with pytest.raises(ConfigurationError, match="token"):
             load_token(str(file), {})
@@ -194,11 +199,12 @@ class Service(internal_pb2_grpc.TaskManagerInternalServicer):
 
 
 @pytest.mark.parametrize(
-    ("theirs", "is_let_in"), [("the-right-one", True), ("the-wrong-one", False), ("", False)]
+    ("theirs", "is_let_in"),
+    [("the-right-one", True), ("the-next-one", True), ("the-wrong-one", False), ("", False)],
 )
 def test_only_the_token_lets_in(theirs: str, is_let_in: bool) -> None:
     async def work() -> None:
-        server = make_server("the-right-one")
+        server = make_server(Keyring(["the-right-one", "the-next-one"]))
         internal_pb2_grpc.add_TaskManagerInternalServicer_to_server(Service(), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

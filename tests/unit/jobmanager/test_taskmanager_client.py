@@ -64,8 +64,10 @@ def address_of(listener: socket.socket) -> str:
 
 
 @asynccontextmanager
-async def serving(servicer: internal_pb2_grpc.TaskManagerInternalServicer) -> AsyncIterator[str]:
-    server = make_server()
+async def serving(
+    servicer: internal_pb2_grpc.TaskManagerInternalServicer, token: str = ""
+) -> AsyncIterator[str]:
+    server = make_server(token)
     internal_pb2_grpc.add_TaskManagerInternalServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -212,6 +214,16 @@ def test_every_call_names_the_registration_that_it_is_for() -> None:
     assert {(call.leader_epoch, call.incarnation) for call in calls.values()} == {(1, "tm1-1")}
     numbers = [calls[name].allocation_id for name in ("AllocateSlots", "DeployTasks", "FreeSlots")]
     assert numbers == [1, 2, 3]
+
+
+def test_a_token_that_is_refused_loses_a_taskmanager_and_no_job() -> None:
+    async def work() -> None:
+        async with serving(remembering({}), "another-token") as address:
+            error = await error_of(address)
+        assert type(error) is TaskManagerLost
+        assert "the cluster's token is missing or wrong" in str(error)
+
+    run(work)
 
 
 def test_who_has_not_registered_is_told_who_leads() -> None:

@@ -25,6 +25,7 @@ from penstock.errors import (
     StoreNotFound,
     StoreTransient,
     StreamError,
+    Unauthenticated,
 )
 from taskmanager.daemon.held_partitions import HeldPartitionsReport
 from taskmanager.daemon.identity import TaskManagerIdentity
@@ -196,6 +197,78 @@ def test_why_it_is_not_registered_is_told_once_by_reason_and_when_it_is(
         "not at address 1",
     ]
     assert [one["failures"] for one in told if one["event"] == ends] == [7]
+
+
+class RotatingJobManager(ForgetfulJobManager):
+    """Refuses the token of a TaskManager that is registered, for a while."""
+
+    token_may_change = True
+
+    def __init__(self) -> None:
+        super().__init__(registrations_max=2)
+        self.refused = 0
+
+    async def register(self, request: Any) -> internal_pb2.RegisterTaskManagerResponse:
+        if self.forgets.is_set() and self.refused < 9:
+            self.refused += 1
+            raise Unauthenticated("the cluster's token is missing or wrong")
+        self.forgets.clear()
+        return await super().register(request)
+
+    async def heartbeat(self, request: Any, timeout_s: float) -> Any:
+        if self.registrations == 1 and self.refused < 3:
+            self.refused += 1
+            raise Unauthenticated("the cluster's token is missing or wrong")
+        if self.registrations == 1:
+            self.was_asked.set()
+        return await super().heartbeat(request, timeout_s)
+
+    async def switch(self, *_: object) -> None:
+        """There is no other."""
+
+
+def test_a_token_that_is_refused_for_a_while_ends_no_registration_and_no_taskmanager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work() -> None:
+        jobmanager = RotatingJobManager()
+        registration = registration_with(jobmanager)
+        running = asyncio.create_task(registration.run())  # noqa: TID251 - cancelled below
+        async with asyncio.timeout(DEADLINE_S):
+            await jobmanager.was_asked.wait()
+            assert (jobmanager.registrations, jobmanager.refused) == (1, 3)
+            jobmanager.registered.clear()
+            jobmanager.forgets.set()
+            await jobmanager.registered.wait()
+        assert (jobmanager.registrations, jobmanager.refused) == (2, 9)
+        running.cancel()
+        await asyncio.wait([running], timeout=DEADLINE_S)
+
+    monkeypatch.setattr(registration_runner, "_RETRY_FIRST_S", 0.001)
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(work())
+    refused = [one for one in logs if one["event"] == "registration.refused"]
+    assert len([one for one in refused if one["log_level"] == "error"]) == 1
+
+
+@pytest.mark.parametrize("was_registered", [False, True])
+def test_a_token_that_was_never_right_or_cannot_change_ends_a_taskmanager(
+    was_registered: bool,
+) -> None:
+    async def work() -> None:
+        jobmanager = RotatingJobManager()
+        jobmanager.token_may_change = not was_registered
+        if was_registered:
+            jobmanager.refused = 3
+        else:
+            jobmanager.forgets.set()
+        running = registration_with(jobmanager).run()
+        async with asyncio.timeout(DEADLINE_S):
+            jobmanager.forgets.set()
+            with pytest.raises(Unauthenticated):
+                await running
+
+    asyncio.run(work())
 
 
 @pytest.mark.parametrize(

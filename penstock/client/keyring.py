@@ -1,0 +1,178 @@
+"""The tokens that a process takes from others, and the one that it shows them; they change while it runs.
+
+A token is exchanged as a certificate is: the file holds several, one a line; the first one is shown, each of them lets in.
+What cannot be used (a file that is empty, half of one, one that others can read) leaves in force what was read before.
+"""
+
+from __future__ import annotations
+
+import hmac
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from typing_extensions import override
+
+from penstock.client.secret_files import read_secret
+from penstock.errors import ConfigurationError
+
+_LENGTH_MIN: Final = 8
+_COUNT_MAX: Final = 8
+_PEM: Final = "-----BEGIN"
+_State = tuple[int, int, int, int]
+_NO_FILE: Final = (0, 0, 0, 0)
+
+
+class Keyring:
+    """See the module. May be used by several threads at once.
+
+    Args:
+        tokens: in force at first, the one to show first; none = there is no token.
+        path: the file to read again, None = they stay.
+
+    Example:
+        >>> keyring = Keyring(["the-new-token", "the-old-token"])
+        >>> keyring.shown, keyring.accepts("the-old-token"), keyring.accepts("another-token")
+        ('the-new-token', True, False)
+    """
+
+    def __init__(self, tokens: Sequence[str], path: Path | None = None) -> None:
+        self._tokens = _encoded(tokens)
+        # Absolute, since slots work in directories of their own.
+        self.path = None if path is None else path.absolute()
+        self._state: _State | None = None
+        self._refreshing = threading.Lock()
+
+    @classmethod
+    def read(cls, path: Path) -> Keyring:
+        """What a file holds, now and later.
+
+        Raises:
+            ConfigurationError: it cannot be read, others can read it, or it holds no usable token.
+        """
+        keyring = cls((), path)
+        keyring.refresh()
+        return keyring
+
+    def __bool__(self) -> bool:
+        """Whether there is a token at all."""
+        return bool(self._tokens[0])
+
+    @override
+    def __repr__(self) -> str:
+        """Without any of them."""
+        return f"Keyring({self.count} tokens, {self.path})"
+
+    @property
+    def place(self) -> str:
+        """Of the file, "" = they stay."""
+        return "" if self.path is None else str(self.path)
+
+    @property
+    def count(self) -> int:
+        """How many let in."""
+        return len(self._tokens) if self else 0
+
+    @property
+    def shown(self) -> str:
+        """The token to show others, "" = there is none."""
+        return self._tokens[0].decode()
+
+    @property
+    def text(self) -> str:
+        """All of them, as ``parse_tokens`` takes them."""
+        return b"\n".join(self._tokens).decode()
+
+    def accepts(self, given: str | bytes) -> bool:
+        """Whether that is one of them; takes as long whichever it is."""
+        shown = given.encode() if isinstance(given, str) else given
+        is_known = False
+        for token in self._tokens:
+            is_known |= hmac.compare_digest(shown, token)
+        return is_known
+
+    def is_shown(self, given: str | bytes) -> bool:
+        """Whether that is the one to show."""
+        shown = given.encode() if isinstance(given, str) else given
+        return hmac.compare_digest(shown, self._tokens[0])
+
+    def refresh(self) -> bool:
+        """Reads the file where it has changed.
+
+        Returns:
+            Whether other tokens are in force.
+
+        Raises:
+            ConfigurationError: it has changed and cannot be used; said once for each state of it.
+        """
+        if self.path is None:
+            return False
+        with self._refreshing:
+            return self._refresh(self.path)
+
+    def _refresh(self, path: Path) -> bool:
+        state = _look(path)
+        if state == self._state:
+            return False
+        self._state = state
+        origin = f"the token file {path}"
+        tokens = parse_tokens(read_secret(path, origin), origin)
+        if not tokens:
+            raise ConfigurationError(f"{origin} is empty: write a secret into it")
+        before, self._tokens = self._tokens, _encoded(tokens)
+        return before != self._tokens
+
+
+Token: TypeAlias = str | Keyring
+"""A token that stays, "" = none, or those of a file."""
+
+
+def keyring_of(token: Token) -> Keyring:
+    """The same as a keyring."""
+    return token if isinstance(token, Keyring) else Keyring([token])
+
+
+def parse_tokens(text: str, origin: str) -> tuple[str, ...]:
+    """The tokens of a text, one a line; empty lines are none.
+
+    Args:
+        origin: what to call the text in an error.
+
+    Raises:
+        ConfigurationError: one of them is no usable token, or there are too many.
+
+    Example:
+        >>> parse_tokens("the-new-token\\nthe-old-token\\n", "the file")
+        ('the-new-token', 'the-old-token')
+    """
+    tokens = tuple(line.strip() for line in text.splitlines() if line.strip())
+    if len(tokens) > _COUNT_MAX or any(map(_is_unusable, tokens)):
+        raise ConfigurationError(
+            f"{origin} holds no usable secret: at least {_LENGTH_MIN} printable ASCII characters "
+            "on one line, for example the output of `openssl rand -hex 32`; while it is exchanged, up to "
+            f"{_COUNT_MAX} of them, one a line, of which the first one is shown to others"
+        )
+    return tokens
+
+
+def _is_unusable(token: str) -> bool:
+    return (
+        len(token) < _LENGTH_MIN
+        or not token.isascii()
+        or not token.isprintable()
+        or token.startswith(_PEM)
+    )
+
+
+def _encoded(tokens: Sequence[str]) -> tuple[bytes, ...]:
+    return tuple(token.encode() for token in tokens) or (b"",)
+
+
+def _look(path: Path) -> _State:
+    """Tells two states of the file apart."""
+    try:
+        status = path.stat()
+    except OSError:
+        return _NO_FILE
+    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
