@@ -15,6 +15,7 @@ import pyarrow.types as pt
 
 from penstock.errors import BadRecord, ExpressionError
 from penstock.expressions import calls
+from penstock.expressions.calendar_times import CALENDAR, in_calendar
 from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
 from penstock.expressions.conditionals import Conditional, ReadColumns, needed_parts
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
@@ -35,6 +36,7 @@ from penstock.expressions.operators import (
     operator_kernel,
 )
 from penstock.expressions.parsed_times import strptime_kernel
+from penstock.expressions.rounded_times import ROUNDED, rounded_times
 from penstock.expressions.value_sets import (
     SEARCHES,
     Positions,
@@ -310,7 +312,11 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
         return search_kernel(name, function, options, chosen["value_set"], positions)
     if name == "strptime":
         return strptime_kernel(function, options, chosen)
+    if name in ROUNDED and types:
+        return rounded_times(name, types[0], chosen)
     kernel = function if options is None else lambda args: function(args, options)
+    if name in CALENDAR:
+        return in_calendar(name, kernel, types)
     if name in ROUNDING:
         return rounding(kernel, types)
     if name not in _OF_ONE_TYPE:

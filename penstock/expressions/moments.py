@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 _UNITS = {"s": 10**9, "ms": 10**6, "us": 1000, "ns": 1}
-_DAY = 86_400 * 10**9
+DAY = 86_400 * 10**9
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 _FRACTION = re.compile(r"([.,]\d{6})(\d+)")
@@ -64,7 +64,7 @@ def of_nanoseconds(number: int, kind: pa.DataType) -> pa.Scalar | None:
     (None, 2)
     """
     count, rest = divmod(number, resolution(kind))
-    if pt.is_date64(kind) and number % _DAY:
+    if pt.is_date64(kind) and number % DAY:
         return None
     bits = kind.bit_width
     if rest or not -(1 << bits - 1) <= count < 1 << bits - 1:
@@ -111,7 +111,7 @@ def array_of(values: list[Any]) -> pa.Array:
 def resolution(kind: pa.DataType) -> int:
     """How many nanoseconds one unit of the type has; a date64 counts milliseconds."""
     if pt.is_date32(kind):
-        return _DAY
+        return DAY
     return _UNITS["ms" if pt.is_date64(kind) else kind.unit]
 
 
