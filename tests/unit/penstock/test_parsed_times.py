@@ -1,4 +1,4 @@
-"""Aim: ``strptime`` reads no day that there is not. Method: Python's dates are the oracle."""
+"""Aim: ``strptime`` reads no day, second or zone that there is not. Method: Python's dates are the oracle."""
 
 from __future__ import annotations
 
@@ -56,9 +56,33 @@ def test_a_day_that_there_is_not_is_an_error(format_: str, text: str, seconds: i
     there = [i for i, day in enumerate(expected) if day is not None]
     assert parsed([texts[i] for i in there], format_) == [expected[i] for i in there]
     first = expected.index(None)
-    with pytest.raises(BadRow, match=f"there is no day '{texts[first][:4]}") as failed:
+    with pytest.raises(BadRow, match=f"there is no day or time '{texts[first][:4]}") as failed:
         parsed(texts, format_)
     assert failed.value.row_index == first
+
+
+@pytest.mark.parametrize(
+    ("format_", "there", "none"),
+    [
+        ("%Y-%m-%d %H:%M:%S", "2024-01-31 23:59:59", "2024-01-31 23:59:60"),
+        ("%H:%M:%S", "10:00:59", "10:00:61"),
+        ("%T", "01:01:01", "01:00:60"),
+        ("%I:%M:%S %p", "12:59:01 AM", "11:59:60 PM"),
+        ("%r", "11:59:59 PM", "11:59:60 PM"),
+        ("%c", "Mon Jan  1 10:00:00 2024", "Mon Jan  1 10:00:60 2024"),
+        ("%OS s", "6 s", "60 s"),
+        ("%Y-%m-%dT%H:%M:%S%z", "2024-05-30T01:00:00-23:59", "2024-05-30T01:00:60Z"),
+        ("%FT%T%z", "2024-05-30T01:00:00+2359", "2024-05-30T01:00:00+2400"),
+        ("%FT%T%z", "2024-05-30T01:00:00Z", "2024-05-30T01:00:00-30:00"),
+    ],
+)
+def test_a_second_60_and_a_zone_a_day_away_are_errors(format_: str, there: str, none: str) -> None:
+    """10:00:60 was 10:01:00."""
+    known = parsed([there], format_)
+    assert parsed([none, there, None], format_, error_is_null=True) == [None, *known, None]
+    with pytest.raises(BadRow, match="there is no day or time") as failed:
+        parsed([there, none], format_)
+    assert failed.value.row_index == 1
 
 
 def test_other_ways_to_say_a_day() -> None:
@@ -77,7 +101,7 @@ def test_other_ways_to_say_a_day() -> None:
     ):
         assert parsed([text], format_, error_is_null=True) == [None]
     constant = ps.lit("2023-02-29").strptime(format="%F", unit="s")
-    with pytest.raises(ps.ExpressionError, match="there is no day '2023-02-29'"):
+    with pytest.raises(ps.ExpressionError, match="there is no day or time '2023-02-29'"):
         constant.compile(pa.schema([]))
 
 
@@ -90,8 +114,8 @@ def test_days_that_every_month_has_cost_no_call_of_python(
 ) -> None:
     """All rows of a stream may be of the day behind a short month."""
 
-    def is_no_day(_pattern: Any, text: str) -> bool:
+    def is_none(_pattern: Any, text: str) -> bool:
         raise AssertionError(f"{text} is a day of any year")
 
-    monkeypatch.setattr(parsed_times, "_is_no_day", is_no_day)
+    monkeypatch.setattr(parsed_times, "_is_none", is_none)
     assert None not in parsed([text] * 3, format_)
