@@ -72,6 +72,22 @@ def signed_duration_ms(value: str | float | timedelta) -> int:
     return duration_ms(value)
 
 
+def argument_ms(name: str, value: str | float | timedelta, *, is_signed: bool = False) -> int:
+    """A duration that a call is given, in whole milliseconds.
+
+    Args:
+        name: of the call and the argument, for errors: ``"session: gap"``.
+        value: as of ``duration_ms``; with ``is_signed`` as of ``signed_duration_ms``.
+
+    Raises:
+        ConfigurationError: it is none; says which argument.
+    """
+    try:
+        return signed_duration_ms(value) if is_signed else duration_ms(value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from None
+
+
 def size_bytes(value: str | int) -> int:
     """A size in bytes; units are powers of 1024.
 

@@ -28,7 +28,7 @@ from penstock.rows.column_values import decode, short_repr, without_scalars
 from penstock.rows.conforming import conformed_column
 from penstock.storage.codec import StateCodec, StateError, codec_of
 from penstock.storage.codec_migration import check_fields
-from penstock.units import duration_ms
+from penstock.units import argument_ms
 
 MSGPACK: Final = "msgpack"
 """As the type of a state: plain Python values."""
@@ -79,7 +79,7 @@ class Ttl:
             "never_return_expired", "return_if_not_cleaned_up"
         ] = "never_return_expired",
     ) -> None:
-        milliseconds = duration_ms(ttl)
+        milliseconds = argument_ms("Ttl", ttl)
         if milliseconds <= 0:
             raise JobRejected(f"Ttl({ttl!r}): the time to live must be longer than 0 ms")
         if update not in _UPDATES:

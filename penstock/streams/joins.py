@@ -19,7 +19,7 @@ from penstock.pb import graph_pb2
 from penstock.streams.job_builder import JobBuilder
 from penstock.streams.stream import Stream
 from penstock.streams.windows import Duration, Window
-from penstock.units import signed_duration_ms
+from penstock.units import argument_ms
 
 _HASH = graph_pb2.PARTITIONING_HASH
 
@@ -108,7 +108,7 @@ def _interval(within: tuple[Duration, Duration], how: str) -> tuple[int, int]:
             f"join: within={within!r}; it has two bounds: within=('-5s', '5s') joins right rows from "
             "5 s before to 5 s after the left row"
         )
-    lower, upper = (signed_duration_ms(bound) for bound in within)
+    lower, upper = (argument_ms("join: within", bound, is_signed=True) for bound in within)
     if lower > upper:
         raise JobRejected(
             f"join: within=({within[0]!r}, {within[1]!r}) is empty: the first bound is the smaller one"

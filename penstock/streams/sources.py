@@ -22,7 +22,7 @@ from penstock.streams.function_schemas import declared_schema
 from penstock.streams.job_builder import JobBuilder
 from penstock.streams.sampling import SAMPLE_ROWS_MAX
 from penstock.streams.stream import Schema, Stream
-from penstock.units import duration_ms
+from penstock.units import argument_ms
 
 if TYPE_CHECKING:
     from penstock.streams.windows import Duration
@@ -138,7 +138,7 @@ class Sources(ABC):
 
         call = f"read_{form}"
         wanted = None if schema is None else declared_schema(call, schema)
-        watch_ms = 0 if watch is None else duration_ms(watch)
+        watch_ms = 0 if watch is None else argument_ms(f"{call}: watch", watch)
         if watch is not None and watch_ms == 0:
             raise JobRejected(f"{call}: watch is {watch!r}; it must be longer than zero")
         spec, found = file_source(

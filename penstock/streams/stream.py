@@ -49,7 +49,7 @@ from penstock.streams.stream_columns import StreamColumns
 from penstock.streams.stream_engines import StreamEngines
 from penstock.streams.stream_outputs import StreamOutputs
 from penstock.streams.stream_pairs import StreamPairs
-from penstock.units import duration_ms
+from penstock.units import argument_ms
 
 if TYPE_CHECKING:
     from penstock.processing.process_functions import ProcessFunction
@@ -367,13 +367,18 @@ class Stream(OperatorProperties, StreamColumns, StreamPairs, StreamOutputs, Stre
                 f"with_event_time: column {column!r} is {kind}; event time is an integer (milliseconds "
                 f"since the epoch), a timestamp or a date.{_event_time_remedy(column, kind)}"
             )
-        idle_timeout_ms = 0 if idle_timeout is None else duration_ms(idle_timeout)
+        idle_timeout_ms = (
+            0
+            if idle_timeout is None
+            else argument_ms("with_event_time: idle_timeout", idle_timeout)
+        )
         if idle_timeout is not None and idle_timeout_ms == 0:
             raise JobRejected(
                 "with_event_time: idle_timeout is 0; every split would be silent for longer, between two reads: give a "
                 "time in which rows come, or leave it out where a silent split shall hold event time back"
             )
-        operation = AssignEventTime(column, duration_ms(out_of_orderness), idle_timeout_ms)
+        late_ms = argument_ms("with_event_time: out_of_orderness", out_of_orderness)
+        operation = AssignEventTime(column, late_ms, idle_timeout_ms)
         timed = self._then(
             operation, "with_event_time", self.schema, has_event_time=True, is_inserted=True
         )

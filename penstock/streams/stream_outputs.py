@@ -16,7 +16,7 @@ from penstock.pb import graph_pb2
 from penstock.streams.job_builder import JobBuilder
 from penstock.streams.operator_properties import OperatorProperties
 from penstock.streams.updates import maker_of_updates
-from penstock.units import duration_ms, size_bytes
+from penstock.units import argument_ms, size_bytes
 
 if TYPE_CHECKING:
     from penstock.connectors.sink import Sink
@@ -222,7 +222,7 @@ class _Rolls:
 
 def _time_ms(name: str, value: Duration | None) -> int:
     """In milliseconds, 0 = none."""
-    milliseconds = 0 if value is None else duration_ms(value)
+    milliseconds = 0 if value is None else argument_ms(name, value)
     if value is not None and milliseconds < 1:
         raise JobRejected(f"{name} is {value!r}; it must be longer than zero, or None for never")
     return milliseconds

@@ -19,11 +19,12 @@ from typing_extensions import override
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
 from penstock.state.base import Ttl
-from penstock.units import duration_ms, signed_duration_ms
+from penstock.units import argument_ms
 
 Duration = str | int | float | timedelta
 
 _SLICES_PER_WINDOW_MAX = 100_000
+_COUNT_MAX = (1 << 63) - 1
 _TIME_DOMAINS = {
     "event": graph_pb2.TIME_DOMAIN_EVENT,
     "processing": graph_pb2.TIME_DOMAIN_PROCESSING,
@@ -52,7 +53,7 @@ class Window(ABC):
         """
         if time not in _TIME_DOMAINS:
             raise JobRejected(f"window: time is {time!r}; it is 'event' or 'processing'")
-        lateness_ms = duration_ms(allowed_lateness)
+        lateness_ms = argument_ms("window: allowed_lateness", allowed_lateness)
         spec = self._spec()
         spec.time = _TIME_DOMAINS[time]
         if lateness_ms or late_tag:
@@ -181,8 +182,9 @@ def count_window(n: int, ttl: Ttl | None = None) -> Window:
     """
     if isinstance(n, bool) or not isinstance(n, int):
         raise JobRejected(f"count_window: the number of rows is {n!r}; it must be an integer")
-    if n < 1:
-        raise JobRejected(f"count_window: the number of rows is {n}; it must be at least 1")
+    if not 1 <= n <= _COUNT_MAX:
+        limit = "at least 1" if n < 1 else f"at most {_COUNT_MAX}"
+        raise JobRejected(f"count_window: the number of rows is {n}; it must be {limit}")
     if ttl is None:
         return CountWindow(n)
     if not isinstance(ttl, Ttl):
@@ -196,7 +198,7 @@ def count_window(n: int, ttl: Ttl | None = None) -> Window:
 
 
 def _positive(window: str, name: str, value: Duration) -> int:
-    milliseconds = duration_ms(value)
+    milliseconds = argument_ms(f"{window}: {name}", value)
     if milliseconds < 1:
         raise JobRejected(f"{window}: {name} is {value!r}; it must be longer than zero")
     return milliseconds
@@ -204,7 +206,7 @@ def _positive(window: str, name: str, value: Duration) -> int:
 
 def _offset(window: str, limit_name: str, value: Duration, limit_ms: int) -> int:
     """The offset, which may be negative, as its equal within [0, limit)."""
-    milliseconds = signed_duration_ms(value)
+    milliseconds = argument_ms(f"{window}: offset", value, is_signed=True)
     if abs(milliseconds) >= limit_ms:
         raise JobRejected(
             f"{window}: offset ({milliseconds} ms) must be shorter than {limit_name} ({limit_ms} ms)"

@@ -28,7 +28,7 @@ from penstock.testing.pipeline import (
     row_schema,
 )
 from penstock.testing.runtime import run_graph
-from penstock.units import duration_ms
+from penstock.units import argument_ms
 
 Row = dict[str, Any]
 
@@ -257,7 +257,7 @@ class Harness:
         Args:
             duration: "10s", a timedelta, or milliseconds.
         """
-        self._runner.advance(self.now + duration_ms(duration))
+        self._runner.advance(self.now + argument_ms("advance", duration))
 
     def read(self, rows: int | None = None) -> None:
         """Lets a tested source read on.

@@ -46,6 +46,7 @@ Values = npt.NDArray[Any]
 Rows = slice | Int64Array
 
 _UNSIGNED = frozenset({SlotKind.MIN_UINT64, SlotKind.MAX_UINT64})
+_WIDER_SUM = "cast the column to decimal(38, 0), whose sums are exact in any order, or to float64 before it is summed"
 _FLOATING = frozenset({SlotKind.SUM_FLOAT64, SlotKind.MIN_FLOAT64, SlotKind.MAX_FLOAT64})
 
 
@@ -202,7 +203,7 @@ class Aggregation:
         if pt.is_uint64(array.type) and len(words) and words.min() < 0:
             raise BadRecord(
                 f"the sum of column {slot.column!r} is an int64, but a value is "
-                f"{int(words.view(np.uint64).max())}: cast the column to float64 before it is summed",
+                f"{int(words.view(np.uint64).max())}: {_WIDER_SUM}",
                 operator=self._operator,
             )
         return words
@@ -232,7 +233,7 @@ class Aggregation:
         column = self.layout.slots[slot].column
         return BadRecord(
             f"aggregate {', '.join(names)}: the sum of column {column!r} leaves the range of int64"
-            f"{f' for key {key}' if key else ''}; cast the column to float64 before it is summed",
+            f"{f' for key {key}' if key else ''}, all of it or that of the rows so far; {_WIDER_SUM}",
             operator=self._operator,
             row=key,
         )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from penstock.errors import JobRejected
+from penstock.errors import ConfigurationError, JobRejected
 from penstock.graph.window_spec import is_event_time, slice_ms
 from penstock.pb import graph_pb2
+from penstock.state.base import Ttl
 from penstock.streams.windows import count_window, session, sliding, tumbling
 
 
@@ -65,3 +68,31 @@ def test_lateness_and_side_output() -> None:
 def test_what_makes_no_sense_is_refused(make: object, message: str) -> None:
     with pytest.raises(JobRejected, match=message):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "value", [-1, 1.5, float("nan"), 10**30, timedelta.max, True, None, "soon"]
+)
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (tumbling, "tumbling: size"),
+        (lambda value: sliding("10s", value), "sliding: slide"),
+        (session, "session: gap"),
+        (lambda value: tumbling("1s").to_proto(allowed_lateness=value), "window: allowed_lateness"),
+        (Ttl, "Ttl"),
+    ],
+    ids=["size", "slide", "gap", "lateness", "ttl"],
+)
+def test_a_length_that_is_none_is_refused_under_its_name(
+    make: Callable[[Any], object], argument: str, value: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{argument}: "):
+        make(value)
+
+
+def test_a_count_window_has_as_many_rows_as_can_be_counted() -> None:
+    """2**63 failed as the job was sent, with a message of protobuf's."""
+    assert count_window(2**63 - 1).to_proto().count == 2**63 - 1
+    with pytest.raises(JobRejected, match="it must be at most 9223372036854775807"):
+        count_window(2**63)

@@ -202,8 +202,18 @@ def test_overflow_is_a_bad_record(window: Window) -> None:
         _run(pa.int64(), [2**62, 2**62, 2**62], {"total": agg.sum("v")}, window)
 
 
+def test_a_decimal_sum_is_exact_in_any_order() -> None:
+    """Where that of integers says to cast: the sum of the rows so far may leave their range, and come back."""
+    values = [2**62, 2**62, 2**62, -(2**63)]
+    with pytest.raises(BadRecord, match=r"or that of the rows so far; cast the column to decimal"):
+        _run(pa.int64(), values, {"total": agg.sum("v")})
+    exact = {"total": Decimal(sum(values))}
+    for order in (values, values[::-1]):
+        assert _run(pa.decimal128(38, 0), [*map(Decimal, order)], {"total": agg.sum("v")}) == exact
+
+
 def test_a_uint64_that_is_no_int64_cannot_be_summed() -> None:
-    with pytest.raises(BadRecord, match="cast the column to float64"):
+    with pytest.raises(BadRecord, match=r"cast the column to decimal\(38, 0\)"):
         _run(pa.uint64(), [2**63], {"total": agg.sum("v")})
 
 
