@@ -9,7 +9,7 @@ and aggregated per batch where the aggregates allow it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -18,14 +18,12 @@ from penstock.errors import JobRejected
 from penstock.graph.determinism import is_deterministic
 from penstock.graph.exchanges import BLOCKING, CACHING, CACHING_MEMORY, PIPELINED
 from penstock.graph.logical import (
-    ANY_ROUTING,
     AssignEventTime,
     Node,
     NodeInput,
     Process,
     Properties,
     ReadSource,
-    Routing,
     RunningAggregate,
     SparkStage,
     Union,
@@ -59,7 +57,8 @@ from penstock.planner.in_place import FilesInPlace
 from penstock.planner.needs import Need, find_needs, need_of, pruned
 from penstock.planner.specs import operator_proto, select_spec, specify, with_event_time
 from penstock.planner.uids import assign_uids, derived_uid
-from penstock.planner.update_keys import update_keys
+from penstock.planner.update_keys import check_order, update_keys
+from penstock.planner.ways import Read, Way
 from penstock.rows.schema import EVENT_TIME
 
 DEFAULT_SLOT_GROUP = "default"
@@ -73,40 +72,6 @@ _WITH_BROADCAST = (
     graph_pb2.PROCESS_KIND_KEYED_BROADCAST,
 )
 _READ_WHILE_KEPT = (CACHING, CACHING_MEMORY)
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """One output that a node reads, unions in between seen through.
-
-    Attributes:
-        exchange: the type that the operators on the way say, None = they say nothing.
-        position: which of the node's own inputs it stands for.
-        target_input: which input of the operator it feeds; the inputs of a union are one.
-        is_first: it is the history of a stream that it is united with.
-    """
-
-    output: DraftOutput
-    routing: Routing
-    exchange: graph_pb2.ResultPartitionType.ValueType | None
-    position: int
-    target_input: int
-    is_first: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """How rows get to an operator.
-
-    Attributes:
-        exchange: the type that is wanted of the exchange, None = any.
-        routing: how they are routed.
-        is_first: they are history.
-    """
-
-    exchange: graph_pb2.ResultPartitionType.ValueType | None
-    routing: Routing = ANY_ROUTING
-    is_first: bool = False
 
 
 class Planner:
@@ -153,7 +118,7 @@ class Planner:
     def _place(self, node: Node) -> DraftOperator:
         is_union = isinstance(node.operation, Union)
         reads = [
-            _Read(output, way.routing, way.exchange, i, 0 if is_union else i, way.is_first)
+            Read(output, way, i, 0 if is_union else i)
             for i, source in enumerate(node.inputs)
             if not self._in_place.reads(node, i)
             for output, way in self._outputs(source, self._way(node, source))
@@ -222,7 +187,7 @@ class Planner:
             proto.event_time.in_any_order = is_unordered
         return inputs
 
-    def _way(self, node: Node, source: NodeInput, behind: _Way | None = None) -> _Way:
+    def _way(self, node: Node, source: NodeInput, behind: Way | None = None) -> Way:
         """How an operator, or a union on the way to it, reads one of its inputs.
 
         Args:
@@ -230,15 +195,19 @@ class Planner:
         """
         wanted = wanted_exchange(node, source)
         is_first = self._histories.is_first(node, source)
+        keys = update_keys(source)
         if behind is None:
-            return _Way(wanted, is_first=is_first)
-        return _Way(
+            return Way(source, wanted, is_first=is_first, keys_of_updates=keys)
+        is_rows = behind.source.is_rows
+        return Way(
+            replace(source, is_rows=source.is_rows or is_rows),
             wanted if behind.exchange is None else behind.exchange,
             behind.routing,
             behind.is_first or is_first,
+            () if is_rows else keys or behind.keys_of_updates,
         )
 
-    def _outputs(self, source: NodeInput, way: _Way) -> list[tuple[DraftOutput, _Way]]:
+    def _outputs(self, source: NodeInput, way: Way) -> list[tuple[DraftOutput, Way]]:
         """What an input comes to when unions without a vertex are seen through."""
         way = way if way.routing.is_asked else replace(way, routing=source.routing)
         if source.node.index in self._see_through:
@@ -254,7 +223,7 @@ class Planner:
             return [(self._behind_exchange(source, output, way), self._released(way))]
         return [(output, way)]
 
-    def _behind_exchange(self, source: NodeInput, output: DraftOutput, way: _Way) -> DraftOutput:
+    def _behind_exchange(self, source: NodeInput, output: DraftOutput, way: Way) -> DraftOutput:
         """Where the rows of a blocking exchange are that is read first."""
         key = (source.node.index, source.tag)
         if key not in self._set_down:
@@ -263,11 +232,11 @@ class Planner:
         return self._set_down[key]
 
     @staticmethod
-    def _released(way: _Way) -> _Way:
+    def _released(way: Way) -> Way:
         """How rows go on behind such an exchange."""
         return replace(way, exchange=None, routing=replace(way.routing, is_placed=False))
 
-    def _parallelism(self, node: Node, reads: Sequence[_Read]) -> int:
+    def _parallelism(self, node: Node, reads: Sequence[Read]) -> int:
         wanted = node.properties.parallelism
         if is_spark(node.operation):
             if wanted not in (None, 1):
@@ -296,25 +265,27 @@ class Planner:
     # ------------------------------------------------------------ in front of an operator
 
     def _draft_input(
-        self, node: Node, read: _Read, parallelism: int, max_parallelism: int | None
+        self, node: Node, read: Read, parallelism: int, max_parallelism: int | None
     ) -> DraftInput:
         partitioning, keys = read.routing.partitioning, read.routing.keys
         vertex = read.output.operator.vertex
         same = vertex.parallelism == parallelism
         if partitioning is None:
-            kept = () if same or parallelism == 1 else update_keys(node.inputs[read.position])
+            kept = () if same or parallelism == 1 else read.way.keys_of_updates
             keys = kept if set(kept) <= set(read.output.schema.names) else ()
+            if not (same or parallelism == 1 or kept):
+                check_order(node.name, read.way.source)
             partitioning = FORWARD if same else _HASH if keys else _REBALANCE
         elif read.routing.is_placed and same and vertex.max_parallelism in (None, max_parallelism):
             # A key's subtask follows from the number of key-groups.
             partitioning, keys = FORWARD, ()
-        partition_type = exchange_type(partitioning, read.exchange, self._config)
+        partition_type = exchange_type(partitioning, read.way.exchange, self._config)
         spill_format = AS_USUAL
         is_of_spark = is_spark_operator(read.output.operator.proto)
         if self._in_place.writes(node):
             partition_type = PIPELINED
         elif is_spark(node.operation) or is_of_spark:
-            partition_type = exchange_beside_spark(node.name, read.exchange)
+            partition_type = exchange_beside_spark(node.name, read.way.exchange)
             if is_of_spark:
                 spill_format = given_by_spark(read.output.schema, partitioning)
         return DraftInput(
@@ -323,14 +294,14 @@ class Planner:
             keys,
             read.target_input,
             partition_type,
-            is_said=read.exchange is not None,
+            is_said=read.way.exchange is not None,
             load_first=self._loads_first(node, read),
             spill_format=spill_format,
         )
 
-    def _loads_first(self, node: Node, read: _Read) -> bool:
+    def _loads_first(self, node: Node, read: Read) -> bool:
         """Whether an input is read whole before the other ones."""
-        if read.is_first:
+        if read.way.is_first:
             return True
         wanted, operation = read.routing.load_first, node.operation
         is_side = isinstance(operation, Process) and operation.kind in _WITH_BROADCAST
@@ -344,7 +315,7 @@ class Planner:
         return self._is_batch if wanted is None else wanted
 
     def _prepare(
-        self, node: Node, read: _Read, given: DraftInput, keys: frozenset[str], *, chained: bool
+        self, node: Node, read: Read, given: DraftInput, keys: frozenset[str], *, chained: bool
     ) -> DraftInput:
         """Leaves out columns that the operator does not need, where they would cost something.
 
@@ -449,7 +420,7 @@ def _routed_by(inputs: Sequence[DraftInput], given: DraftInput) -> frozenset[str
     return frozenset(key for each in same for key in each.keys)
 
 
-def _key_groups_of_placed(reads: Sequence[_Read], parallelism: int) -> int | None:
+def _key_groups_of_placed(reads: Sequence[Read], parallelism: int) -> int | None:
     """Max-parallelism of the operator where its rows can stay where they lie by key; None = any."""
     placed = (read.output.operator.vertex for read in reads if read.routing.is_placed)
     return next(
@@ -458,7 +429,7 @@ def _key_groups_of_placed(reads: Sequence[_Read], parallelism: int) -> int | Non
     )
 
 
-def _slot_group(node: Node, reads: Sequence[_Read]) -> str:
+def _slot_group(node: Node, reads: Sequence[Read]) -> str:
     """The operator's own slot group, else the one all its inputs share; what Spark does is for itself."""
     if node.properties.slot_group:
         return node.properties.slot_group

@@ -201,6 +201,7 @@ def test_parallelism_that_differs_is_an_exchange_too() -> None:
         (lambda newest: newest.filter(col("n") > 1).select("n", "auction"), "hash"),
         (lambda newest: newest.union(newest.filter(lambda row: row.n > 1)), "hash"),
         (lambda newest: newest.union(newest.as_rows()), "hash"),
+        (lambda newest: newest.rename(auction="key").filter(col("n") > 1), "hash"),
         (lambda newest: newest.select("n"), "rebalance"),
         (lambda newest: newest.with_columns(auction=col("auction") + 1), "rebalance"),
         (lambda newest: newest.map(identity, schema=newest.schema), "rebalance"),
@@ -215,6 +216,35 @@ def test_updates_of_a_key_go_to_one_subtask_of_another_parallelism(
     newest = bids(env).key_by("auction").aggregate(n=ps.count())
     behind(newest).discard().parallelism(3)
     assert {how for name, how, _ in edges(env) if name != "pre_aggregate"} == {partitioning}
+
+
+def test_united_updates_are_dealt_out_each_by_their_keys() -> None:
+    """Those of different keys were dealt out evenly, so that an older one could be written last."""
+    env = environment()
+    by_auction = bids(env).key_by("auction").aggregate(price=ps.last("price"))
+    by_price = bids(env).key_by("price").aggregate(auction=ps.last("auction"))
+    by_price = by_price.select("auction", "price")
+    by_auction.union(by_price.union(bids(env))).discard().parallelism(3)
+    by_auction.union(by_price).as_rows().discard().parallelism(5)
+    graph = planned(env)
+    width = {vertex.id: vertex.parallelism for vertex in graph.vertices}
+    ways = [(width[edge.target_vertex], [*edge.key_columns]) for edge in graph.edges]
+    of_sinks = sorted(way for way in ways if way[0] != 2)
+    assert of_sinks == [(3, ["auction"]), (3, ["price"]), (3, ["price"]), (5, []), (5, [])]
+
+
+def test_updates_of_several_keys_in_one_stream_are_not_dealt_out() -> None:
+    env = environment()
+    by_auction = bids(env).key_by("auction").aggregate(price=ps.last("price"))
+    by_price = bids(env).key_by("price").aggregate(auction=ps.last("auction"))
+    both = by_auction.union(by_price.select("auction", "price")).name("both")
+    both.discard().name("same")
+    planned(env)
+    both.discard().name("wide").parallelism(3)
+    with pytest.raises(
+        JobRejected, match=r"'wide' has another parallelism than 'both'.*of several keys"
+    ):
+        planned(env)
 
 
 def test_batch_needs_sources_with_an_end_and_names_the_others() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -104,3 +106,21 @@ def test_a_source_says_whose_rows_it_reads() -> None:
     graph.vertices[0].operators[0].source.persisted.job_id = ""
     with pytest.raises(JobRejected, match="does not say whose 'mine' it reads"):
         validate(graph)
+
+
+def test_updates_of_an_earlier_job_are_not_dealt_out() -> None:
+    """Whoever read them with another parallelism might have written an older value of a key last."""
+    env = ps.Environment(parallelism=2)
+    updates = replace(persisted(env)._source.node.operation, updates_of="totals")
+    newest = env._read(updates, "read_persisted", SCHEMA).filter(col("a") > 0)
+    newest.discard()
+    newest.discard().parallelism(1)
+    newest.key_by("a").discard().parallelism(3)
+    newest.as_rows().discard().parallelism(3)
+    newest.rebalance().discard().parallelism(3)
+    env.plan()
+    newest.select("b").discard().name("wide").parallelism(3)
+    with pytest.raises(
+        JobRejected, match=r"'wide' has another parallelism .* updates of an earlier job.*key_by"
+    ):
+        env.plan()
