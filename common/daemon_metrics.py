@@ -18,12 +18,7 @@ _STARTED_NS: Final = SystemClock().monotonic_ns()
 
 
 def show_uptime(registry: CollectorRegistry, role: str) -> None:
-    """Shows how long this process has run.
-
-    Args:
-        registry: where.
-        role: of the daemon.
-    """
+    """Shows how long this process has run."""
     show_gauge(
         registry,
         f"penstock_{role}_uptime_seconds",
@@ -40,11 +35,7 @@ def show_gauge(
 
 
 class SwapCollector(Collector):
-    """Shows compare-and-swaps of the objects that say who leads and what of a job counts.
-
-    Args:
-        counts: of the process.
-    """
+    """Shows compare-and-swaps of the objects that say who leads and what of a job counts."""
 
     def __init__(self, counts: SwapCounts) -> None:
         self._counts = counts

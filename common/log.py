@@ -78,11 +78,7 @@ def configure_logging(role: str, log_file: Path | None, level: str) -> None:
 
 
 def configure_slot_logging(level: str) -> None:
-    """Leaves out what is below a level, in a process that prints readable text to what its daemon has given it.
-
-    Args:
-        level: as of ``configure_logging``.
-    """
+    """Leaves out what is below a level, in a process that prints readable text to what its daemon has given it."""
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
 

@@ -234,10 +234,6 @@ def die_with_parent(expected_parent_pid: int, number: signal.Signals = signal.SI
     whose starting thread lives as long as they do, may be such a parent. A parent that ended before
     the call is noticed, too.
 
-    Args:
-        expected_parent_pid: the parent.
-        number: the signal.
-
     Raises:
         SystemExit: the parent is gone already.
         OSError: the kernel refuses.

@@ -10,11 +10,7 @@ _REMEMBERED_MAX: Final = 256
 
 
 class RefusalLog:
-    """See the module. One thread uses it.
-
-    Args:
-        log: where it is said.
-    """
+    """See the module. One thread uses it."""
 
     def __init__(self, log: Any) -> None:
         self._log = log

@@ -16,9 +16,6 @@ INDEX_FORMAT: Final = FrameFormat("an index of a result partition", b"PSTKPART",
 def index_totals(content: bytes, path: str) -> tuple[int, int]:
     """Rows and bytes of all files that an index names.
 
-    Args:
-        path: of the index, for messages.
-
     Raises:
         StoreCorrupt: it is not what was written.
     """

@@ -110,13 +110,11 @@ async def leading(
     Args:
         config: of the cluster.
         directory: the daemon's directory.
-        clock: where the time comes from.
         leader: it, as LEADER knows it.
         kept: the store of what the JobManagers of the cluster keep.
         storage: that of uploaded code and data.
         ports: where it answers as soon as it can, in place of whoever does.
         numbers: what is known of the election.
-        tls: of this daemon.
         hand_over: lets another one lead, as soon as nothing of any job is under way here.
 
     Raises:

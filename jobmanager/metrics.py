@@ -167,12 +167,7 @@ class ClusterCollector(Collector):
 
 
 class CheckpointCollector(Collector):
-    """Checkpoints and restarts of the jobs that run or ended a short while ago.
-
-    Args:
-        jobs: the current numbers.
-        now_ms: the wall clock.
-    """
+    """Checkpoints and restarts of the jobs that run or ended a short while ago."""
 
     def __init__(
         self, jobs: Callable[[], Iterable[JobCheckpointNumbers]], now_ms: Callable[[], int]

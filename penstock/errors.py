@@ -86,7 +86,6 @@ class JobFailed(StreamError):
     """The job ended FAILED.
 
     Attributes:
-        job_id: the job.
         cause: name of the error class of the first failure.
         vertex: id of the vertex it happened in, "" where it belongs to none.
         subtask_index: the subtask of it, -1 where it belongs to none.

@@ -117,10 +117,6 @@ class TaskManagerSite:
 class TaskManagerAssembly:
     """The parts of one TaskManager.
 
-    Args:
-        site: what it is given.
-        group: owns its tasks.
-
     Attributes:
         address: where calls are served, "" = not yet.
     """

@@ -19,13 +19,7 @@ _CLOCK: Final = SystemClock()
 
 
 class CertificateCollector(Collector):
-    """Shows that for Prometheus; nothing where daemons speak plain. Files that cannot be read are left out.
-
-    Args:
-        role: of the daemon.
-        config: of the daemon.
-        now_ms: the time.
-    """
+    """Shows that for Prometheus; nothing where daemons speak plain. Files that cannot be read are left out."""
 
     def __init__(
         self, role: str, config: Configuration, now_ms: Callable[[], int] = _CLOCK.now_ms

@@ -32,9 +32,6 @@ _RECENT_S: Final = 10.0
 class WayOut:
     """A Unix socket of which each connection leads to one address of another daemon.
 
-    Args:
-        path: of the socket.
-
     Attributes:
         target: as gRPC calls it.
     """

@@ -132,12 +132,7 @@ class _Flow:
 
 
 class Passage:
-    """See the module.
-
-    Args:
-        relay: serves it.
-        sock: of who has come.
-    """
+    """See the module."""
 
     def __init__(self, relay: RelayRunner, sock: socket.socket) -> None:
         self._relay = relay

@@ -22,7 +22,6 @@ class CheckpointDeletionsRunner:
     """Deletes in one directory.
 
     Args:
-        job_id: the job.
         store: its directory.
         heads: its HEAD.
         claimed_savepoint: what it was started from.

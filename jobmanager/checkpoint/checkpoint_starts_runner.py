@@ -52,8 +52,6 @@ class CheckpointStartsRunner:
     """Prepares the starts of one job.
 
     Args:
-        job_id: the job.
-        graph: its graph.
         store: its directory.
         heads: its HEAD.
         claimed_savepoint: what it was started from.

@@ -46,7 +46,6 @@ class CheckpointStoreRunner:
     """Does what the coordinator wants done to the store.
 
     Args:
-        job_id: the job.
         graph: its graph, for the fingerprint in the manifests.
         store: the job's directory.
         leader_epoch: in whose name it acts.

@@ -46,7 +46,6 @@ class ClaimedHeadStore:
     """Claims HEAD, and swaps it.
 
     Args:
-        job_id: the job.
         store: the job's directory.
         leader_epoch: in whose name it is claimed.
 

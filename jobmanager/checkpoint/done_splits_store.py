@@ -25,12 +25,7 @@ from penstock.storage.object_store import ObjectStore
 
 
 class DoneSplitsStore:
-    """Puts done splits into the manifests of one job.
-
-    Args:
-        store: the job's directory.
-        leader_epoch: in whose name it writes.
-    """
+    """Puts done splits into the manifests of one job."""
 
     def __init__(self, store: ObjectStore, leader_epoch: int) -> None:
         self._store = store

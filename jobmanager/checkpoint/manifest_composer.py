@@ -28,8 +28,6 @@ class ManifestComposer:
     """Puts the manifests of one job together.
 
     Args:
-        job_id: the job.
-        graph: its graph.
         leader_epoch: in whose name.
         version: of Penstock.
         plan: of the job, where each row counts once; None = some may count twice after a restart.

@@ -16,13 +16,7 @@ _SWEPT_PREFIXES = ("chk-", "shared/")
 
 
 class OrphansSweepRunner:
-    """Sweeps one directory.
-
-    Args:
-        job_id: the job.
-        store: its directory.
-        heads: its HEAD.
-    """
+    """Sweeps one directory."""
 
     def __init__(self, job_id: str, store: ObjectStore, heads: ClaimedHeadStore) -> None:
         self._store = store

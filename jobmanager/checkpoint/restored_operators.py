@@ -43,7 +43,6 @@ def restored_operators(
     """What each new subtask begins with.
 
     Args:
-        uid: of the operator.
         name: of the operator, for messages.
         held: by old subtask; None = it had nothing.
 

@@ -24,13 +24,7 @@ ReadableCheckpoint = tuple[checkpoint_pb2.RetainedCheckpoint, checkpoint_pb2.Che
 
 
 class RetainedManifestsStore:
-    """Reads what HEAD names.
-
-    Args:
-        job_id: the job.
-        graph: its graph.
-        store: the job's directory.
-    """
+    """Reads what HEAD names."""
 
     def __init__(self, job_id: str, graph: graph_pb2.JobGraph, store: ObjectStore) -> None:
         self._graph = graph

@@ -22,10 +22,6 @@ def rows_ahead(
 ) -> Mapping[str, str]:
     """Exchanges of a checkpoint with such rows: id -> of whom they are.
 
-    Args:
-        plan: of the job.
-        subtasks: the checkpoint's, with their positions.
-
     Example: b has read five rows, and a has made three of them again.
         >>> from jobmanager.graph.job_plan import EdgePlan, Exchange, Partitioning, VertexPlan
         >>> edge = EdgePlan("e0", "a", "b", Partitioning.HASH, Exchange.CACHING)

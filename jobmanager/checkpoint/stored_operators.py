@@ -14,9 +14,6 @@ _NAMED_MAX = 10
 class StoredOperators:
     """What a manifest holds.
 
-    Args:
-        manifest: of the checkpoint.
-
     Attributes:
         snapshots: of the subtasks that had begun.
 

@@ -96,9 +96,6 @@ PERIODIC: Final = Request()
 class TriggerPolicy:
     """Decides when, not how.
 
-    Args:
-        settings: interval, pause and bound.
-
     Example: every 100 ms; what is asked for waits for no interval, but for the one under way.
         >>> policy = TriggerPolicy(CheckpointSettings(interval_ms=100))
         >>> policy.begin(now_ms=0)

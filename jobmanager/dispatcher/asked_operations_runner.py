@@ -18,11 +18,7 @@ from penstock.storage.checkpoint_properties import SavepointFormat
 
 
 class AskedOperationsRunner:
-    """The operations of all jobs.
-
-    Args:
-        jobs: those that are known.
-    """
+    """The operations of all jobs."""
 
     def __init__(self, jobs: KnownJobs) -> None:
         self._jobs = jobs

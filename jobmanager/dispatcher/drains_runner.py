@@ -55,7 +55,6 @@ class DrainsRunner:
     """The drains of the cluster.
 
     Args:
-        jobs: those that are known.
         cluster: its TaskManagers.
         store: keeps what the next JobManager must know.
     """
@@ -125,7 +124,6 @@ class DrainsRunner:
         """Drains a TaskManager; returns when nothing of it is in use.
 
         Args:
-            taskmanager_id: which.
             operation_id: chosen by who asks.
             makes_again: what it keeps for consumers is made again elsewhere, and not waited for.
 

@@ -39,11 +39,9 @@ class EndedJobsRunner:
     """What is done for jobs that have ended.
 
     Args:
-        jobs: those that are known.
         store: has their records.
         calls: to that store, which may hang.
         cluster: removes hidden output.
-        clock: where the time comes from.
         start: runs something beside, until the JobManager ends.
         forget: a job is not listed any more.
         is_alone: no other JobManager can have its jobs.

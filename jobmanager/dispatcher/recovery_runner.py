@@ -39,12 +39,10 @@ class RecoveryRunner:
 
     Args:
         config: of the cluster.
-        jobs: those that are known.
         store: has their records.
         calls: to that store, which may hang.
         artifacts: their code.
         ends: takes those that have ended.
-        clock: where the time comes from.
         begin: runs a job again, and returns its record.
         start: runs something beside, until the JobManager ends.
         slots_end_s: for how long slot processes may run on that this JobManager cannot end.

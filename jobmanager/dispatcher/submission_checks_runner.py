@@ -28,7 +28,6 @@ class SubmissionChecksRunner:
 
     Args:
         config: of the cluster.
-        jobs: those that are known.
     """
 
     def __init__(self, config: Configuration, jobs: KnownJobs) -> None:

@@ -24,12 +24,7 @@ from penstock.errors import require_invariant
 
 
 class ExecutionGraph:
-    """Subtask -> current attempt.
-
-    Args:
-        plan: shape of the job.
-        attempt: number of the first attempts.
-    """
+    """Subtask -> current attempt."""
 
     def __init__(self, plan: JobPlan, attempt: int = 0) -> None:
         self.plan = plan

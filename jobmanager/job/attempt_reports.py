@@ -27,11 +27,7 @@ _DAMAGED = ("StoreCorrupt", "StoreNotFound")
 
 
 class AttemptReports:
-    """Takes the reports of one job's attempts.
-
-    Args:
-        parts: of the job.
-    """
+    """Takes the reports of one job's attempts."""
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts

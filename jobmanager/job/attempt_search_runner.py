@@ -39,12 +39,10 @@ class AttemptSearchRunner:
     """The search for the attempts of one job.
 
     Args:
-        job_id: the job.
         subtask_count: how many it has.
         taskmanagers: which had attempts of it, and where they are called.
         cluster: where TaskManagers register.
         kept: its complete partitions.
-        clock: where the time comes from.
         operations: what users have asked of the job, and has not ended.
         post: takes what was found.
     """

@@ -13,10 +13,6 @@ from jobmanager.job.checkpoint_gauges import CheckpointGauges
 class CheckpointReportsRunner:
     """Tells of them.
 
-    Args:
-        job_id: the job.
-        gauges: their numbers.
-
     Attributes:
         committed_id: of the newest checkpoint that has completed since this was made while its tasks could hear of it.
         ended_id: of the newest that has completed or been aborted since.

@@ -50,8 +50,6 @@ class CheckpointRequestsRunner:
     """The requests of one job.
 
     Args:
-        job_id: the job.
-        clock: where the time comes from.
         calls: to the store: how long each may take, and the pauses between them.
         post: takes events for the job's machine.
     """

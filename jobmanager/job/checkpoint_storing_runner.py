@@ -34,12 +34,10 @@ class CheckpointStoringRunner:
     """Stores the checkpoints of one job.
 
     Args:
-        job_id: the job.
         store: of its checkpoints.
         calls: to the store.
         collects: its collect sinks.
         results: their rows.
-        clock: where the time comes from.
         post: takes events for the job's machine.
         fail: fails the job.
     """

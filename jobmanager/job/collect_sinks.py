@@ -21,11 +21,7 @@ _NUMBER_BYTES = 8
 
 
 class CollectSinks:
-    """The collect sinks of a job.
-
-    Args:
-        graph: the job's.
-    """
+    """The collect sinks of a job."""
 
     def __init__(self, graph: graph_pb2.JobGraph) -> None:
         # (vertex, operator uid) -> collect id

@@ -19,9 +19,6 @@ from jobmanager.messages import job_events
 class Departures:
     """The departures of one job.
 
-    Args:
-        parts: of the job.
-
     Example: where no checkpoints are taken, what runs there is waited for, or begins elsewhere at once.
         >>> from jobmanager.graph.job_plan import JobPlan, VertexPlan
         >>> from jobmanager.job.job_options import JobOptions

@@ -46,7 +46,6 @@ async def delete_checkpoints(
 
     Args:
         job_id: the job; no JobManager runs it any more.
-        graph: its graph.
         directory: of its checkpoints; "" = it has none.
         jobs: has its record.
         now_ms: the wall clock.

@@ -28,11 +28,7 @@ from penstock.errors import require_invariant
 
 
 class GroupPreparations:
-    """Prepares the groups of one job.
-
-    Args:
-        parts: of the job.
-    """
+    """Prepares the groups of one job."""
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts

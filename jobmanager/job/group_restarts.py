@@ -21,7 +21,6 @@ class GroupRestarts:
     """Stops the groups of one job, and begins them again.
 
     Args:
-        parts: of the job.
         preparations: of groups that begin again.
         starts: says which parts of a group need nothing of each other.
     """

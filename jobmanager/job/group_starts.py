@@ -51,11 +51,7 @@ def independent(regions: RegionGraph, subtasks: frozenset[SubtaskId]) -> list[fr
 
 
 class GroupStarts:
-    """Begins the groups of one job.
-
-    Args:
-        parts: of the job.
-    """
+    """Begins the groups of one job."""
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts

@@ -31,7 +31,6 @@ class HistoryRunner:
     """The history of one job.
 
     Args:
-        job_id: the job.
         master: its machine.
         directory: its own in the checkpoint store; "" = the JobManager's memory.
         gauges: numbers of its checkpoints.

@@ -20,7 +20,6 @@ class JobCallsRunner:
     """Makes the calls of one job.
 
     Args:
-        job_id: the job.
         timeout_ms: how long a call may take.
         gauges: are told of calls that were given up on.
 

@@ -70,7 +70,6 @@ class JobCheckpointsRunner:
         store: where its checkpoints are kept; None = it takes none.
         jobs: has its record.
         results: rows of its collect sinks.
-        clock: where the time comes from.
         post: takes events for the job's machine.
         in_order: runs actions of one lane one after the other.
         options: how it is run.

@@ -112,10 +112,6 @@ class JobMaster(JobMasterViews):
     def step(self, event: job_events.JobEvent, now_ms: int = 0) -> list[job_effects.JobEffect]:
         """Takes one event and returns what is to be done, in order.
 
-        Args:
-            event: what has happened.
-            now_ms: the wall clock.
-
         Raises:
             InvariantViolation: our bug; carries the last events.
         """

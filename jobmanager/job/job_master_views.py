@@ -17,11 +17,7 @@ from jobmanager.job.speculation import Speculation
 
 
 class JobMasterViews:
-    """Reads the parts of one job.
-
-    Args:
-        parts: of the job.
-    """
+    """Reads the parts of one job."""
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts

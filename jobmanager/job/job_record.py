@@ -39,7 +39,6 @@ class JobRecord:
     """One job as clients see it.
 
     Args:
-        job_id: the job.
         graph: its graph; only what is shown is kept.
         master: its machine; None for a job that ended with an earlier JobManager.
         submitted_at_ms: when it was accepted.

@@ -24,7 +24,6 @@ class JobRecordRunner:
     """Every method may raise what the store does.
 
     Args:
-        job_id: the job.
         jobs: has the record; None where the job ends with this JobManager.
     """
 

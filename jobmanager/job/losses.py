@@ -18,12 +18,7 @@ from jobmanager.messages import job_events
 
 
 class Losses:
-    """The losses of one job.
-
-    Args:
-        parts: of the job.
-        reports: of its attempts.
-    """
+    """The losses of one job."""
 
     def __init__(self, parts: JobParts, reports: AttemptReports) -> None:
         self._parts = parts

@@ -37,8 +37,6 @@ class PromotionRunner:
     """Promotes the partitions of one job.
 
     Args:
-        job_id: the job.
-        graph: its graph.
         held: what TaskManagers hold.
         clock: tells when.
     """

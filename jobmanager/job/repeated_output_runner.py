@@ -18,11 +18,6 @@ _REPEATED_MAX: Final = 16
 class RepeatedOutputRunner:
     """Keeps the last ones.
 
-    Args:
-        job_id: the job.
-        record: of the job.
-        gauges: count them.
-
     Attributes:
         repeated: the newest last.
     """

@@ -44,9 +44,6 @@ class _Tenure:
 class SlotLease:
     """What a job has of the slot pool.
 
-    Args:
-        plan: shape of the job.
-
     Example: two vertices share the slots of their group.
         >>> from jobmanager.graph.job_plan import VertexPlan
         >>> vertices = (VertexPlan("read", parallelism=2), VertexPlan("count", parallelism=1))

@@ -31,10 +31,6 @@ from penstock.connectors.source import Split
 class SourceSplits:
     """(vertex, operator uid) -> who reads which split, in one attempt.
 
-    Args:
-        plan: shape of the job.
-        restored: what the attempt starts from.
-
     Example: what is discovered is dealt out to the attempts that run.
         >>> from jobmanager.graph.job_plan import VertexPlan
         >>> from penstock.connectors.source import Split

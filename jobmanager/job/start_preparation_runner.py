@@ -52,7 +52,6 @@ class StartPreparationRunner:
         repeated: output that may be there twice.
         collects: its collect sinks.
         results: their rows.
-        clock: where the time comes from.
         post: takes events for the job's machine.
         is_recovered: the job was another JobManager's: until it has been prepared once, what cannot be read
             is tried again, and fails nothing.

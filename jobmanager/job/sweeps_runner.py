@@ -29,7 +29,6 @@ class SweepsRunner:
     """The sweeps of one job, one at a time.
 
     Args:
-        job_id: the job.
         call: runs a blocking call to the store; raises a StreamError where it fails or the job has ended.
         in_order: runs actions of one lane one after the other.
         ended: the job has.

@@ -22,7 +22,6 @@ class TaskManagersInUseRunner:
     """The TaskManagers of one job.
 
     Args:
-        job_id: the job.
         noted: what the job's record says.
         cluster: knows where they are called.
         jobs: keeps the record; None where the job ends with this JobManager.

@@ -39,7 +39,6 @@ class UserOperationsRunner:
     """Begins them, and goes on with those that another JobManager had begun.
 
     Args:
-        job_id: the job.
         operations: keeps them.
         requests: to the coordinator.
         savepoints: takes them; None = the job takes no checkpoints.

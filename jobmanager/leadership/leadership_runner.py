@@ -44,7 +44,6 @@ class LeadershipRunner:
         address: under which this one is reached.
         store: who leads, in the storage.
         end: ends the process, with the reason; never returns.
-        clock: where the time comes from.
     """
 
     def __init__(
@@ -116,11 +115,7 @@ class LeadershipRunner:
         self._story.looked(self._clock.now_ms(), is_reached=is_reached)
 
     def tell_election(self, report_span: ReportSpan) -> None:
-        """Has it traced how this one came to lead, from now on with an answer for everybody.
-
-        Args:
-            report_span: takes the span.
-        """
+        """Has it traced how this one came to lead, from now on with an answer for everybody."""
         before = self.standby.leader
         facts: dict[str, Value] = {
             "penstock.leader_epoch": self._store.epoch,

@@ -21,11 +21,7 @@ _PROBE_TIMEOUT_S: Final = 1.0
 
 
 class StandbyRunner:
-    """A standby.
-
-    Args:
-        address: its own, for messages.
-    """
+    """A standby."""
 
     def __init__(self, address: str) -> None:
         self._address = address

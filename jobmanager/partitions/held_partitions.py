@@ -72,7 +72,6 @@ class HeldPartitions:
         """Jobs whose partitions a TaskManager holds for nothing; those that are promoted do not count.
 
         Args:
-            taskmanager_id: which.
             needs_partitions: whether a job is known and has not ended.
         """
         jobs = {
@@ -88,7 +87,6 @@ class HeldPartitions:
         """Names and jobs under which a TaskManager holds what promotions have left that were broken off.
 
         Args:
-            taskmanager_id: which.
             needs_partitions: whether a job is known and has not ended: it may be just promoting.
         """
         holdings = self.of(taskmanager_id)
@@ -107,7 +105,6 @@ class HeldPartitions:
         """Names and jobs under which a TaskManager holds what has been replaced for good.
 
         Args:
-            taskmanager_id: which.
             needs_partitions: whether a job is known and has not ended: one that has replaced something may have to do
                 so again.
         """

@@ -257,7 +257,6 @@ class DeploymentMessages:
     """Turns the plans of one job's tasks into messages.
 
     Args:
-        job_id: the job.
         graph: its graph; vertices and edges are copied from it unread.
         leader_epoch: fence of every message.
         takes_checkpoints: output is committed by them.

@@ -23,7 +23,6 @@ class LeaderNewsClient:
     Args:
         news: they.
         token: the cluster's secret, "" without one.
-        tls: of this daemon.
     """
 
     def __init__(

@@ -28,7 +28,6 @@ class OpenPorts:
         config: of the cluster.
         token: of the cluster.
         made_token_file: holds the token that this JobManager has made for its user, None where it was given one.
-        tls: of this daemon.
 
     Raises:
         StreamError: a port is not to be had.
@@ -101,7 +100,6 @@ async def open_ports(
     Args:
         config: of the cluster.
         directory: the daemon's directory.
-        tls: of this daemon.
 
     Raises:
         StreamError: a port or a token is not to be had.

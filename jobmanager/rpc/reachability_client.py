@@ -39,7 +39,6 @@ class ReachabilityClient:
         token: the cluster's secret, "" without one.
         leader_epoch: fence of the calls.
         incarnation: which start of the TaskManager they are for.
-        tls: of this daemon.
     """
 
     def __init__(

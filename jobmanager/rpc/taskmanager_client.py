@@ -68,7 +68,6 @@ class TaskManagerClient:
         rpc_timeout_ms: deadline of a call.
         silence_max_ms: how long the TaskManager may pause without a call failing.
         incarnation: which start of the TaskManager the calls are for.
-        tls: of this daemon.
 
     Attributes:
         reachability: the connection that tells whether it is still there.

@@ -52,7 +52,6 @@ class ClusterRunner:
     Args:
         config: of the cluster.
         connect: makes the client of a TaskManager of this id, address and incarnation.
-        clock: where the time comes from.
         tell_leader: tells the TaskManager of an address, within a time in seconds, who leads.
     """
 

@@ -139,7 +139,6 @@ class HeldPartitionsRunner:
         have left, and what was replaced and nobody reads.
 
         Args:
-            taskmanager_id: which.
             needs_partitions: whether a job is known and has not ended.
         """
         for job_id in self._held.unneeded_jobs(taskmanager_id, needs_partitions):
@@ -208,7 +207,6 @@ class HeldPartitionsRunner:
         """Drops what one TaskManager holds of a name; returns how many partitions that were.
 
         Args:
-            taskmanager_id: which.
             name: which.
             job_id: whose; "" = of all jobs.
 

@@ -48,13 +48,7 @@ class RegisteredTaskManager:
     """Slots that it has kept when it registered."""
 
     def details(self, total: int, free: int, held: Holdings) -> client_pb2.TaskManagerDetails:
-        """What clients see.
-
-        Args:
-            total: its slots.
-            free: those that no job has.
-            held: what it keeps on disk.
-        """
+        """What clients see."""
         return client_pb2.TaskManagerDetails(
             taskmanager_id=self.facts.taskmanager_id,
             address=self.address,

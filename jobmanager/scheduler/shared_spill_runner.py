@@ -22,11 +22,7 @@ _ATTEMPTS: Final = 3
 
 
 class SharedSpillRunner:
-    """The shared storage as the JobManager uses it.
-
-    Args:
-        store: it.
-    """
+    """The shared storage as the JobManager uses it."""
 
     def __init__(self, store: SharedSpillStore) -> None:
         self._store = store

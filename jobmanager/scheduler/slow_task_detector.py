@@ -37,9 +37,6 @@ class SlowTaskSettings:
 class SlowTaskDetector:
     """Compares the attempts of one vertex with each other.
 
-    Args:
-        settings: when one is slow.
-
     Example: three of four subtasks took 10 s; the last one is slow after 15.
         >>> from jobmanager.graph.execution_attempt import AttemptKey
         >>> attempts = [
@@ -58,12 +55,7 @@ class SlowTaskDetector:
         self._settings = settings
 
     def slow(self, attempts: Sequence[ExecutionAttempt], now_ms: int) -> list[ExecutionAttempt]:
-        """The slow ones among the current attempts of a vertex.
-
-        Args:
-            attempts: of all its subtasks.
-            now_ms: the wall clock.
-        """
+        """The slow ones among the current attempts of a vertex."""
         baseline_ms = self._baseline_ms(attempts)
         if baseline_ms is None:
             return []

@@ -301,7 +301,6 @@ class JobStore:
         """The job has ended; what is to be deleted of it may be there yet.
 
         Args:
-            job_id: the job.
             end: how.
             operations: as ``note_operations``.
             history: what has become of it; None = what was noted.
@@ -319,10 +318,6 @@ class JobStore:
 
     def note_clean(self, job_id: str, operations: bytes) -> None:
         """Nothing is left of a job that has ended, but what it can be started from.
-
-        Args:
-            job_id: the job.
-            operations: as ``note_operations``.
 
         Raises: as ``reserve_attempts``.
         """

@@ -29,12 +29,7 @@ _ATTEMPTS: Final = 16
 
 
 class LeaderStore:
-    """LEADER of one cluster, seen by a JobManager that wants to lead it.
-
-    Args:
-        store: what the cluster keeps.
-        uri: its name, for messages.
-    """
+    """LEADER of one cluster, seen by a JobManager that wants to lead it."""
 
     def __init__(self, store: ObjectStore, uri: str) -> None:
         self._store = store

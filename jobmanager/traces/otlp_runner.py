@@ -88,12 +88,7 @@ class OtlpReporter:
 
 
 class _TellingExporter(SpanExporter):
-    """Says when spans begin to be lost, and when they arrive again.
-
-    Args:
-        exporter: sends them.
-        endpoint: for the log.
-    """
+    """Says when spans begin to be lost, and when they arrive again."""
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter = exporter

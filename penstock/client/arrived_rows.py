@@ -41,11 +41,7 @@ class _Entry:
 
 
 class ArrivedRows:
-    """Batches between the thread that fetches them and the loops that read them.
-
-    Args:
-        collect_id: for errors.
-    """
+    """Batches between the thread that fetches them and the loops that read them."""
 
     def __init__(self, collect_id: str) -> None:
         self._collect_id = collect_id

@@ -273,7 +273,6 @@ class Client:
         """Gives a TaskManager no more tasks; returns when nothing of it is in use.
 
         Args:
-            taskmanager_id: which.
             operation_id: asked for twice under one id, it is done once.
             makes_again: partitions that it keeps are made again elsewhere, and not waited for.
             timeout_s: how long to wait at most; None = twenty minutes. It goes on all the same.

@@ -80,7 +80,6 @@ class CollectedRows(Sequence[CollectedRow]):
 
     Args:
         collect_id: names the sink within its job.
-        schema: of the rows.
         limit: rows at most, 0 = all.
         run: runs the job that the sink belongs to.
         submit: submits it, and tells its rows that it ends with their loops; or runs it.

@@ -137,13 +137,7 @@ def status_of(error: StreamError) -> ErrorStatus:
 def error_from_status(
     code: grpc.StatusCode, details: str, metadata: Iterable[tuple[str, str | bytes]]
 ) -> StreamError:
-    """The error that a status carries.
-
-    Args:
-        code: status code of the call.
-        details: its message.
-        metadata: its trailing metadata.
-    """
+    """The error that a status carries."""
     by_key = dict(metadata)
     name = _text(by_key.get(ERROR_CLASS_KEY, ""))
     cls = _CLASS_BY_NAME.get(name)
@@ -187,12 +181,7 @@ def is_ours(error: grpc.RpcError) -> bool:
 
 
 def unanswered(code: grpc.StatusCode, details: str | None) -> str:
-    """Why a call got no answer, in words; what gRPC says of it where there are none.
-
-    Args:
-        code: of ``UNANSWERED``.
-        details: message of the status.
-    """
+    """Why a call got no answer, in words; what gRPC says of it where there are none."""
     if code is _Status.DEADLINE_EXCEEDED:
         return "no answer within the deadline"
     text = details or ""

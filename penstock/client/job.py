@@ -44,7 +44,6 @@ class JobHandle:
 
     Args:
         client: of the cluster; not closed by the handle.
-        job_id: the job.
         collected: rows that the job brings back here.
     """
 

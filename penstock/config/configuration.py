@@ -303,11 +303,7 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys, S
         return self.from_mapping({**self.to_mapping(), **dict(_flatten("", overrides))})
 
     def with_restart_strategy(self, keys: Mapping[str, object]) -> Configuration:
-        """This configuration with one restart strategy in place of another; limits on failures stay.
-
-        Args:
-            keys: those of the strategy.
-        """
+        """This configuration with one restart strategy in place of another; limits on failures stay."""
         kept = {
             key: value
             for key, value in self.to_mapping().items()
@@ -352,11 +348,7 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys, S
 
 
 def _texts(values: Mapping[str, object]) -> dict[str, str]:
-    """Keys and values as text.
-
-    Args:
-        values: of fields.
-    """
+    """Keys and values as text."""
     return {
         _KEY_BY_FIELD[name]: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in values.items()

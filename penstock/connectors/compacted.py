@@ -102,9 +102,6 @@ class CompactionManifest:
     def decode(content: bytes, path: str) -> CompactionManifest:
         """Inverse of ``encode``; what is in archives is not read (``with_archived``).
 
-        Args:
-            path: for messages.
-
         Raises:
             ManifestDamagedError: it is none, or one of a later version.
         """
@@ -172,9 +169,6 @@ def encode_archive(names: ArchivedNames) -> bytes:
 
 def decode_archive(content: bytes, path: str) -> ArchivedNames:
     """Inverse of ``encode_archive``.
-
-    Args:
-        path: for messages.
 
     Raises:
         ManifestDamagedError: it is none.

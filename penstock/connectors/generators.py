@@ -123,13 +123,7 @@ def nexmark_source(
 
 
 def sample_nexmark(spec: graph_pb2.NexmarkSource, schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    """The first rows of a Nexmark source.
-
-    Args:
-        spec: the source.
-        schema: the columns to make.
-        rows: at most.
-    """
+    """The first rows of a Nexmark source."""
     from penstock.nexmark import generator as nexmark
 
     count = rows if spec.events < 0 else min(rows, nexmark.kind_count(spec.kind, spec.events))

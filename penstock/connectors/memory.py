@@ -20,10 +20,6 @@ from penstock.rows.schema import EVENT_TIME
 def arrow_source(artifact_id: str, schema: pa.Schema) -> tuple[graph_pb2.SourceSpec, pa.Schema]:
     """A source that reads an artifact: a table in Arrow's IPC file format.
 
-    Args:
-        artifact_id: the artifact.
-        schema: of the table.
-
     Returns:
         The source and the schema of its rows (encodings such as dictionaries removed).
     """

@@ -22,12 +22,7 @@ def name_list(names: Iterable[str], *, limit: int = 20) -> str:
 
 
 def delimiter_hint(fields: Sequence[str], delimiter: str) -> str:
-    """What to say of the first row of CSV where it has one field, which another delimiter would part; "" otherwise.
-
-    Args:
-        fields: of that row.
-        delimiter: that they were parted by.
-    """
+    """What to say of the first row of CSV where it has one field, which another delimiter would part; "" otherwise."""
     found = [one for one in _DELIMITERS if one != delimiter and one in fields[0]] if fields else []
     if len(fields) != 1 or not found:
         return ""

@@ -111,13 +111,7 @@ class Ranges(Protocol):
 
 
 def object_stream(path: str, ranges: Ranges, size_bytes: int) -> RangedStream:
-    """An object as a seekable stream, whose errors are those of the operating system.
-
-    Args:
-        path: for messages.
-        ranges: of the object.
-        size_bytes: of the object.
-    """
+    """An object as a seekable stream, whose errors are those of the operating system."""
 
     def read(offset: int, length: int) -> bytes:
         with as_os_errors(path):

@@ -33,12 +33,7 @@ COMPARISONS = {
 
 
 def comparison_kernel(function: str, types: Sequence[pa.DataType]) -> Callable[[list[Any]], Any]:
-    """How two values of these types are compared.
-
-    Args:
-        function: of ``COMPARISONS``.
-        types: of both sides.
-    """
+    """How two values of these types are compared."""
     direct = pc.get_function(function).call
     left, right = types
     if pt.is_integer(left) and pt.is_floating(right):

@@ -34,10 +34,6 @@ _SEARCHED_FLOATS = (pa.float32(), pa.float64())
 def adopted_values(values: pa.Array, searched: pa.DataType) -> tuple[pa.Array, Positions]:
     """The values that a row of the column may have, in its type.
 
-    Args:
-        values: as they were given.
-        searched: type of the column.
-
     Returns:
         The values, and where they stand among those that were given.
 

@@ -29,7 +29,6 @@ def columns_used(function: Callable[..., Any], schema: pa.Schema) -> frozenset[s
 
     Args:
         function: called with the row as its only or first argument.
-        schema: of the rows.
 
     Returns:
         Names of columns; None = cannot tell, it may read all, or it reads one that is not there.

@@ -122,11 +122,7 @@ class KeyedSpool:
     def snapshot(
         self, index: int, handle: checkpoint_pb2.StateHandle
     ) -> checkpoint_pb2.KeyedStateSnapshot:
-        """What the savepoint says of a range that was written.
-
-        Args:
-            handle: where it was written to.
-        """
+        """What the savepoint says of a range that was written."""
         key_groups, name = self.ranges()[index], self._name(index)
         file = checkpoint_pb2.StateFile(name=name, handle=handle)
         return checkpoint_pb2.KeyedStateSnapshot(

@@ -92,9 +92,6 @@ class TablePiece:
 class StateTables:
     """What a checkpoint or savepoint holds.
 
-    Args:
-        point: what was found.
-
     Attributes:
         path: of the savepoint, or of the one checkpoint.
         job_id, job_name: of the job that it was taken of.

@@ -96,12 +96,7 @@ def exact_array(values: Iterable[object], type_: pa.DataType) -> pa.Array:
 
 
 class PlainCodec(StateCodec):
-    """Base of codecs whose values are immutable.
-
-    Args:
-        type_: of the values.
-        name: stored beside the state.
-    """
+    """Base of codecs whose values are immutable."""
 
     is_immutable = True
 

@@ -124,11 +124,7 @@ class EncodedCodec(StateCodec):
 
 
 class Stamped(StateCodec):
-    """Stored values with the time they were written: the tuples ``(stored, stamp_ms)`` of a TTL state.
-
-    Args:
-        inner: encodes the first part.
-    """
+    """Stored values with the time they were written: the tuples ``(stored, stamp_ms)`` of a TTL state."""
 
     _STAMP_BYTES = 8
 

@@ -60,9 +60,6 @@ class HeadStore:
     """HEAD of one job, in the store of the job's directory. Used by one thread at a time.
 
     Where HEAD is gone, and every manifest with it, the storage is away: ``StoreTransient``.
-
-    Args:
-        store: the job's directory.
     """
 
     def __init__(self, store: ObjectStore) -> None:

@@ -74,7 +74,6 @@ class StoredKeyedState:
     """A keyed state of an operator.
 
     Attributes:
-        uid: of the operator.
         operator: its name.
         name: as the function declares it, or as the operator calls it.
         kind: "value", "list", "map", "group", "timers", "rows", "sessions", "counts".
@@ -84,7 +83,6 @@ class StoredKeyedState:
         codec: of values, of a list's items, of a map's values, without time stamps; None = of another kind.
         map_key_codec: of a map's keys.
         ttl_ms: 0 = values live for ever.
-        schema: of the rows.
         pieces: of the subtasks that have some of it.
     """
 

@@ -36,7 +36,6 @@ class KeptState:
     """A state of an operator, in all subtasks.
 
     Attributes:
-        uid: of the operator.
         operator: its name.
         name: as its function declares it, or as the operator calls it.
         kind: "value", "group", "timers", "list", ...; "splits" of a source, of which it keeps a digest where they

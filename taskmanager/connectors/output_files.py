@@ -94,10 +94,6 @@ class OutputFile:
     def start(self, file: HiddenFile, encoder: FileEncoder) -> None:
         """Goes on in a file: the rows held go there.
 
-        Args:
-            file: just made.
-            encoder: writes to it.
-
         Raises:
             OSError: there is no room, for example.
         """

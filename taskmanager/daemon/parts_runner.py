@@ -38,9 +38,6 @@ async def start_in_order(parts: Iterable[DaemonPart], stack: AsyncExitStack) -> 
 class Loops:
     """Loops of a daemon as its parts.
 
-    Args:
-        group: owns the tasks.
-
     Attributes:
         failed: resolved with the first error that ends a loop: the daemon cannot go on.
     """

@@ -84,7 +84,6 @@ class RecordTable:
     as the table is not changed: by dense index where it has one, else in no particular order.
 
     Args:
-        key_types: types of the key columns.
         accumulators: what to keep per key; may be empty with an index.
         capacity: keys to make room for at once; the table grows by itself.
         with_index: gives every key a dense index (see ``lookup_or_insert``).

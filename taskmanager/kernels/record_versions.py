@@ -71,10 +71,6 @@ class RecordPiece:
 class RecordVersions:
     """The versions of one table. All methods but those of exports are called by the table's owner.
 
-    Args:
-        slots: the table.
-        column: where the version word is.
-
     Attributes:
         lock: held while records change or are exported.
         current: the version that is being written.

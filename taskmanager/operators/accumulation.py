@@ -43,10 +43,6 @@ class AggregateRows:
 class Accumulation(ABC):
     """One accumulator per key, with the keys and the output schema of its operator.
 
-    Args:
-        operator: the specification.
-        keys: names of the key columns.
-
     Attributes:
         descriptor: of the tables that hold the accumulators.
         has_event_time: results carry an event time.
@@ -99,11 +95,7 @@ class Accumulation(ABC):
 
 
 class BoundAggregation(Accumulation):
-    """The aggregates of an operator.
-
-    Args:
-        aggregates: what is aggregated.
-    """
+    """The aggregates of an operator."""
 
     def __init__(
         self,

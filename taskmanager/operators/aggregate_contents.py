@@ -35,12 +35,7 @@ _TREE_SHARE = 8
 
 
 class AggregateSlices(SliceContents[AggregateRows]):
-    """Accumulators of tumbling and sliding windows: one table per slice.
-
-    Args:
-        accumulation: what is accumulated.
-        slice_ms: length of a slice.
-    """
+    """Accumulators of tumbling and sliding windows: one table per slice."""
 
     def __init__(self, accumulation: Accumulation, slice_ms: int) -> None:
         self._accumulated = accumulation
@@ -168,11 +163,7 @@ class AggregateSlices(SliceContents[AggregateRows]):
 
 
 class AggregateInstances(InstanceContents[InstanceTable]):
-    """Accumulators of sessions and count windows.
-
-    Args:
-        accumulation: what is accumulated.
-    """
+    """Accumulators of sessions and count windows."""
 
     def __init__(self, accumulation: Accumulation) -> None:
         self._accumulated = accumulation

@@ -27,11 +27,7 @@ Words = npt.NDArray[Any]
 
 
 class BucketColumn:
-    """One column of the rows of a bucket, in the order in which they were added.
-
-    Args:
-        kind: of its values.
-    """
+    """One column of the rows of a bucket, in the order in which they were added."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
@@ -96,11 +92,7 @@ class Places:
         self._in_all: Int64Array | None = None
 
     def taken(self, columns: Sequence[BucketColumn]) -> pa.Array:
-        """The rows' values of one column, which together are not more than 32-bit offsets reach.
-
-        Args:
-            columns: of each bucket.
-        """
+        """The rows' values of one column, which together are not more than 32-bit offsets reach."""
         found = [words for column in columns if (words := column.words) is not None]
         if len(found) < len(columns):
             pieces = [piece for column in columns for piece in column.pieces]

@@ -23,12 +23,7 @@ from taskmanager.operators.row_results import row_at
 
 
 class ProcessOutput:
-    """Makes output batches of what one operator's function emits.
-
-    Args:
-        spec: the operator.
-        collector: what the function emits to.
-    """
+    """Makes output batches of what one operator's function emits."""
 
     def __init__(self, spec: graph_pb2.Operator, collector: ProcessCollector) -> None:
         self._operator = spec.name

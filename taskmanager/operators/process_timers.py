@@ -22,12 +22,7 @@ _LATEST_MS = 2**63 - 1
 
 
 class TimerService:
-    """Timers of one domain.
-
-    Args:
-        name: of the table.
-        changes: what the function asks for.
-    """
+    """Timers of one domain."""
 
     def __init__(
         self,
@@ -66,9 +61,6 @@ class TimerService:
 
     def flush(self, keys: KeyBatch) -> bool:
         """Makes what the function asked for in a bundle part of the table.
-
-        Args:
-            keys: of the bundle's rows.
 
         Returns:
             True where timers were added.

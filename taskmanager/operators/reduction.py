@@ -49,11 +49,7 @@ _FUNCTION = "reduce"
 
 
 class Reduction(Accumulation):
-    """The reduce function of an operator over windows.
-
-    Args:
-        operator: the specification.
-    """
+    """The reduce function of an operator over windows."""
 
     def __init__(self, operator: graph_pb2.Operator) -> None:
         spec = operator.window_function

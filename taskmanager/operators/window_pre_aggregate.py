@@ -262,12 +262,7 @@ class WindowPreAggregateOperator(Operator):
     def _add_part(
         self, batch: _Batch, begin: int, end: int, lowest: int, highest: int
     ) -> Generator[OperatorOutput, None, int]:
-        """The same for rows that end no slice of the bundle, and none of theirs.
-
-        Args:
-            lowest: the smallest of their times.
-            highest: the largest of their times.
-        """
+        """The same for rows that end no slice of the bundle, and none of theirs."""
         rows: Rows = slice(begin, end)
         late = _NO_ROWS
         if lowest < self._ended.open_from:

@@ -42,10 +42,6 @@ class PartitionFactory:
     def shared(self, name: str, job_id: str) -> PartitionSource:
         """Complete partitions of a job on shared storage, or on the disk of this TaskManager (``local_name``).
 
-        Args:
-            name: of the storage.
-            job_id: that has written them.
-
         Raises:
             InvariantViolation: this process writes and reads no files.
         """

@@ -40,12 +40,7 @@ class DataFile:
 
 
 class SealedPartition(ReadablePartition):
-    """Reads the files that an index names.
-
-    Args:
-        index: of the partition.
-        directory: of the partition.
-    """
+    """Reads the files that an index names."""
 
     def __init__(self, index: PartitionIndex, directory: Path) -> None:
         self.partition_id = index.partition_id

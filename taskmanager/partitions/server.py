@@ -20,11 +20,7 @@ from taskmanager.partitions.sealed_store import SealedStore
 
 
 class PartitionShelf(PartitionProvider):
-    """The complete partitions below a spill directory, of every job.
-
-    Args:
-        directory: the spill directory.
-    """
+    """The complete partitions below a spill directory, of every job."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

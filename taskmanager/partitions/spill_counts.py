@@ -59,11 +59,7 @@ SPILL = SpillCounts()
 
 
 class SpillCollector(Collector):
-    """Shows what the slots of a TaskManager have spilled.
-
-    Args:
-        counts: of the process.
-    """
+    """Shows what the slots of a TaskManager have spilled."""
 
     def __init__(self, counts: SpillCounts) -> None:
         self._counts = counts

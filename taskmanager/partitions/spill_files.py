@@ -110,10 +110,6 @@ def spill_failed(directory: Path, error: OSError) -> SpillFailed:
 def read_spill_file(path: Path, file: SpillFile) -> list[pa.RecordBatch]:
     """The batches of a file; they stay readable when it is unlinked: those of Arrow refer to its pages.
 
-    Args:
-        path: where it is.
-        file: what was written.
-
     Raises:
         StoreNotFound: it is not there.
         StoreCorrupt: it is not what was written.
@@ -142,10 +138,6 @@ def encode_rows(
 
 def decode_rows(content: pa.Buffer, file: SpillFile, path: str) -> list[pa.RecordBatch]:
     """The batches of a file's content.
-
-    Args:
-        file: what was written.
-        path: for messages.
 
     Raises:
         StoreCorrupt: it is not what was written.

@@ -73,12 +73,7 @@ ARROW_FILES: Final = FormatChoice()
 def format_choice(
     retention: Retention, of_edge: graph_pb2.SpillFormat.ValueType, config: Configuration
 ) -> FormatChoice:
-    """How the files of an edge's partitions are written.
-
-    Args:
-        of_edge: what the graph says.
-        config: of the TaskManager.
-    """
+    """How the files of an edge's partitions are written."""
     if (required := _OF_EDGE.get(of_edge)) is not None:
         return FormatChoice(required, is_required=True)
     if retention is Retention.BLOCKING:

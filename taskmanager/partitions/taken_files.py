@@ -33,10 +33,6 @@ _NO_LINKS: Final = frozenset(
 def described(files: GivenFiles, sequence: int, first_row: int) -> list[SpillFile]:
     """What an index says of files, in order.
 
-    Args:
-        sequence: of the first.
-        first_row: of the first.
-
     Raises:
         SpillFailed: one is not there any more, or has other rows.
     """
@@ -108,10 +104,6 @@ def read_piece(path: Path, piece: SpillFile) -> list[pa.RecordBatch]:
 
 def decode_piece(source: pa.NativeFile, piece: SpillFile, path: str) -> list[pa.RecordBatch]:
     """The batches of a row group, with the types that Spark's are to us.
-
-    Args:
-        source: the file.
-        path: for messages.
 
     Raises:
         StoreCorrupt: it is not what was taken.

@@ -17,11 +17,7 @@ _T = TypeVar("_T")
 
 
 class Background:
-    """Starts tasks in a group and hands out their results.
-
-    Args:
-        group: owns the tasks.
-    """
+    """Starts tasks in a group and hands out their results."""
 
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group

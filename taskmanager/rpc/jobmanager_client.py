@@ -37,7 +37,6 @@ class JobManagerClient:
         addresses: host:port each.
         token: the cluster's secret, "" without one.
         timeout_s: deadline of a call that names none.
-        tls: of this daemon.
     """
 
     def __init__(

@@ -151,9 +151,6 @@ class RegistrationRunner:
     def check_incarnation(self, incarnation: str) -> None:
         """Checks that a call is for the registration that holds.
 
-        Args:
-            incarnation: which the call names.
-
         Raises:
             Fenced: it is for an earlier one, what it is about has ended; or it names none; or this TaskManager ends.
         """

@@ -34,9 +34,6 @@ class _Splits:
 class AttemptHistory:
     """What one attempt has said and was told.
 
-    Args:
-        deployment: as it was deployed.
-
     Example: what a completed checkpoint names need not be known any more.
         >>> history = AttemptHistory(internal_pb2.TaskDeployment())
         >>> for name in ("a", "b"):

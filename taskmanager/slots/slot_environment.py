@@ -120,9 +120,6 @@ class SlotEnvironment:
 def preloaded(config: Configuration) -> str:
     """The module that slots of a job import before they are forked, since it is slow; "" = none.
 
-    Args:
-        config: of the job.
-
     Example:
         >>> preloaded(Configuration.from_mapping({"execution.checkpointing.dir": "s3://bucket/kept"}))
         'penstock.storage.s3.library'

@@ -51,9 +51,6 @@ class _Held:
 class SlotTable:
     """The slots of one TaskManager.
 
-    Args:
-        capacity: number of slots.
-
     Example: a slot is not given out again before its process has ended, nor by a call that comes late.
         >>> table = SlotTable(capacity=1)
         >>> table.allocate("job-1", ["s"], allocation_id=1).new

@@ -80,12 +80,7 @@ class SparkPlace:
 
 
 class SparkDriverRunner:
-    """The Spark driver of one slot; there is no process before the first stage.
-
-    Args:
-        place: of the slot.
-        environment: of its process.
-    """
+    """The Spark driver of one slot; there is no process before the first stage."""
 
     def __init__(self, place: SparkPlace, environment: Mapping[str, str]) -> None:
         self.place = place

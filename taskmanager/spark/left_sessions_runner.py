@@ -58,11 +58,7 @@ class LeftSessions:
         ).start()
 
     def end_of_taskmanager(self, work: Path) -> None:
-        """The same for all slots of a TaskManager that has ended.
-
-        Args:
-            work: its work directory.
-        """
+        """The same for all slots of a TaskManager that has ended."""
         for slot in sorted((work / SLOTS).glob("*")):
             self.end_of(slot)
 

@@ -34,11 +34,7 @@ def forget_session(directory: Path) -> None:
 
 
 def noted_session(slot: Path) -> str:
-    """The address of the session that a slot has left, "" = none.
-
-    Args:
-        slot: its work directory.
-    """
+    """The address of the session that a slot has left, "" = none."""
     try:
         return (slot / _IN_SLOT / _NAME).read_text()
     except FileNotFoundError:

@@ -45,13 +45,7 @@ class SparkOutputFile:
 
 
 class StageInputFiles:
-    """Collects the rows of one input until they fill a file.
-
-    Args:
-        directory: takes the files.
-        schema: of the rows.
-        where: for messages.
-    """
+    """Collects the rows of one input until they fill a file."""
 
     def __init__(self, directory: Path, schema: pa.Schema, where: str) -> None:
         self.schema = carried_schema(schema)
@@ -135,11 +129,7 @@ def has_other_calendar(metadata: pq.FileMetaData) -> bool:
 
 
 def write_index(directory: Path, files: list[SparkOutputFile]) -> None:
-    """Makes the output of an attempt count, at once.
-
-    Args:
-        directory: of the attempt.
-    """
+    """Makes the output of an attempt count, at once."""
     temporary = directory / f".{_INDEX}"
     with temporary.open("w") as file:
         json.dump([asdict(one) for one in files], file)

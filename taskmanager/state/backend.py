@@ -73,7 +73,6 @@ class AggregateDescriptor:
     """A state of aggregates per key.
 
     Attributes:
-        key_types: types of the key columns.
         kinds: the numbers per key.
         new_columns: makes the empty group columns of a new table.
         uses: per number what it is for (``AggregateLayout.slot_uses``); () = there is one set for ever.

@@ -32,7 +32,6 @@ class CountTable(KeyedTable):
     Invariant: a key that has had rows since it came has rows in its window, or its window is not the first.
 
     Args:
-        key_types: types of the key columns.
         contents: what the open windows hold, by number; part of this table.
         ttl_ms: how long a key without rows is kept; 0 = always.
 

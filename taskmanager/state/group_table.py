@@ -67,7 +67,6 @@ class GroupTable:
     """State of the aggregates of one namespace (a slice of a window, or everything).
 
     Args:
-        key_types: types of the key columns.
         kinds: what the numbers are.
         columns: empty group columns.
         uses: per number what it is for.

@@ -18,9 +18,6 @@ class KeyIndex:
     """Gives every key a slot, a small integer; the slot of a removed key is given out again.
 
     Another thread may read the keys of slots, but not while ``remove`` runs.
-
-    Args:
-        key_types: types of the key columns.
     """
 
     def __init__(self, key_types: Sequence[pa.DataType]) -> None:

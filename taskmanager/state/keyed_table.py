@@ -30,7 +30,6 @@ class KeyedTable(SlotArrays):
     """Base of the tables of count windows and of sessions.
 
     Args:
-        key_types: types of the key columns.
         contents: what belongs to the rows; part of this table.
 
     Attributes:

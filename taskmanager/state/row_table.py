@@ -33,7 +33,6 @@ class RowDescriptor:
     """What the rows of a table are.
 
     Attributes:
-        schema: of the rows.
         keys: the key columns; none = all rows have one key.
     """
 
@@ -80,9 +79,6 @@ class RowPiece:
 
 class RowTable:
     """Batches in order of arrival, each row with its place in that order.
-
-    Args:
-        descriptor: what the rows are.
 
     Attributes:
         epoch: counts how often what was in memory has been given up.

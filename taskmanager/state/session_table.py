@@ -58,7 +58,6 @@ class SessionTable(KeyedTable):
     """Numbered sessions per key.
 
     Args:
-        key_types: types of the key columns.
         gap_ms: a session ends this long after its last row.
         contents: what the sessions hold, by number; part of this table.
     """

@@ -21,9 +21,6 @@ class SlotKeys:
 
     What is stored of a slot stays as it is until the slot is freed, so that another thread may read it,
     but not while ``free`` runs.
-
-    Args:
-        key_types: types of the key columns.
     """
 
     def __init__(self, key_types: Sequence[pa.DataType]) -> None:

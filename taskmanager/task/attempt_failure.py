@@ -16,12 +16,7 @@ _TEXT_LENGTH_MAX = 16_384
 def cause_of(
     error: BaseException, attempt: internal_pb2.AttemptId, taskmanager_id: str, now_ms: int
 ) -> client_pb2.FailureCause:
-    """What an attempt has failed with, as a person reads it.
-
-    Args:
-        taskmanager_id: where it ran.
-        now_ms: the wall clock.
-    """
+    """What an attempt has failed with, as a person reads it."""
     is_ours = isinstance(error, StreamError)
     text = "" if is_ours else "".join(traceback.format_exception(error))
     return client_pb2.FailureCause(

@@ -42,13 +42,7 @@ _NUMBER: Final = "number_"
 
 
 class EntryRows(ABC):
-    """Reads the entries of one state.
-
-    Args:
-        schema: of the rows in runs.
-        max_parallelism: number of key-groups.
-        loops: of keys.
-    """
+    """Reads the entries of one state."""
 
     def __init__(self, schema: pa.Schema, max_parallelism: int, loops: KeyLoops) -> None:
         self._schema = schema
@@ -167,12 +161,7 @@ class _Objects(EntryRows):
 def entry_rows(
     kind: str, schema: pa.Schema, max_parallelism: int, loops: KeyLoops = NUMPY_KEY_LOOPS
 ) -> EntryRows:
-    """What reads the entries of a state.
-
-    Args:
-        kind: of the state.
-        schema: of its rows in runs.
-    """
+    """What reads the entries of a state."""
     if kind in OBJECT_KINDS:
         return _Objects(kind, schema, max_parallelism, loops)
     if kind == TIMER_KIND:

@@ -34,12 +34,7 @@ class ObjectReplacedError(Exception):
 
 
 class S3Bucket:
-    """The objects of one bucket. Any thread.
-
-    Args:
-        name: of the bucket.
-        settings: how S3 is reached.
-    """
+    """The objects of one bucket. Any thread."""
 
     def __init__(self, name: str, settings: S3Settings) -> None:
         self._connection = connection(settings)

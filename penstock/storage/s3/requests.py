@@ -41,12 +41,7 @@ class AnswerRefused(Exception):  # noqa: N818 - named after what happened
 
 
 class S3Requests:
-    """What stores ask of a bucket. Any thread.
-
-    Args:
-        connection: to the server.
-        bucket: of all requests.
-    """
+    """What stores ask of a bucket. Any thread."""
 
     def __init__(self, connection: S3Connection, bucket: str) -> None:
         self.connection = connection

@@ -59,9 +59,6 @@ class ObjectWriter:
     What is not a part's worth yet is in memory, which is for whoever writes to bound; parts on their way are under
     the budget of all uploads.
 
-    Args:
-        key: of the object.
-
     Attributes:
         size_bytes: of what was written.
         etag: of the object, once it is complete.

@@ -45,7 +45,6 @@ class KeySpace:
     others out of memory.
 
     Args:
-        key_types: types of the key columns.
         open_column: see ``OpenColumn``.
         now_ms: wall-clock time.
         check_memory: called for every bundle.

@@ -97,10 +97,6 @@ def restored_rows(
 ) -> dict[tuple[str, int], list[RestoredRows]]:
     """What the snapshots hold, by table and namespace; one element per snapshot that has any.
 
-    Args:
-        key_groups: those of this subtask.
-        operator: its name, for messages.
-
     Raises:
         Unrecoverable: a snapshot was made by another backend, or in another format.
     """

@@ -30,11 +30,7 @@ _SLACK: Final = 1 << 12
 
 
 class HashMapTimerTable:
-    """See ``taskmanager.state.backend.TimerTable``.
-
-    Args:
-        key_types: types of the key columns.
-    """
+    """See ``taskmanager.state.backend.TimerTable``."""
 
     kind = TIMER_KIND
 

@@ -22,11 +22,7 @@ class CacheHost(Protocol):
 
 
 class CacheAccount:
-    """What one cache takes, as its host knows it.
-
-    Args:
-        host: owns the budget.
-    """
+    """What one cache takes, as its host knows it."""
 
     def __init__(self, host: CacheHost) -> None:
         self._host = host

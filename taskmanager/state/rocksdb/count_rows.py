@@ -28,7 +28,6 @@ class StoredCountTable(SpilledKeyedTable, CountTable):
 
     Args:
         found: where it lies.
-        home: the database.
         new_contents: makes the contents of a table without keys.
     """
 

@@ -39,13 +39,7 @@ _ROOM_SHARE = 31 / 32
 
 
 class StoredGroupTable(GroupTable, KeyedSpill):
-    """See ``GroupTable``.
-
-    Args:
-        found: where the namespace lies.
-        home: the database.
-        descriptor: what the aggregates are.
-    """
+    """See ``GroupTable``."""
 
     def __init__(self, found: Partition, home: TableHome, descriptor: AggregateDescriptor) -> None:
         GroupTable.__init__(

@@ -75,7 +75,6 @@ class StoredKeySpace(KeySpace):
     """See ``KeySpace``.
 
     Args:
-        key_types: types of the key columns.
         max_parallelism: number of key-groups.
         reader: the database.
         host: the backend.

@@ -21,12 +21,7 @@ from taskmanager.state.rocksdb.partitions import PartitionCatalog, StoredState, 
 
 
 class MigratedEntries:
-    """What becomes of restored entries.
-
-    Args:
-        catalog: which there are.
-        database: where they are.
-    """
+    """What becomes of restored entries."""
 
     def __init__(self, catalog: PartitionCatalog, database: Database) -> None:
         self._catalog = catalog

@@ -42,12 +42,7 @@ from taskmanager.state.row_table import KeyedRows, RowDescriptor
 
 
 class RunEntries(ABC):
-    """Converts the rows of one state.
-
-    Args:
-        schema: of the rows in runs.
-        max_parallelism: number of key-groups.
-    """
+    """Converts the rows of one state."""
 
     def __init__(self, schema: pa.Schema, max_parallelism: int) -> None:
         self.schema = schema
@@ -195,10 +190,6 @@ class _Objects(RunEntries):
 
 def run_entries(kind: str, schema: pa.Schema, max_parallelism: int) -> RunEntries:
     """What converts the rows of a state.
-
-    Args:
-        kind: of the state.
-        schema: of its rows in runs.
 
     Raises:
         Unrecoverable: values of a column cannot be kept in RocksDB.

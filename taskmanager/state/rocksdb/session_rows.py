@@ -65,7 +65,6 @@ class StoredSessionTable(SpilledKeyedTable, SessionTable):
 
     Args:
         found: where they lie.
-        home: the database.
         end_partition: of their ends.
         new_contents: makes the contents of a table without sessions.
     """

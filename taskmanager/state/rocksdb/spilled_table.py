@@ -49,11 +49,7 @@ Sealed = tuple[int, Callable[[], Iterable[SstEntries]], Callable[[], None]]
 
 
 class RemovedKeys:
-    """Keys that are no more, and that the database may still have.
-
-    Args:
-        types: of their columns.
-    """
+    """Keys that are no more, and that the database may still have."""
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
         self._types = types
@@ -125,12 +121,7 @@ class Spilled(SnapshotTable):
 
 
 class SpilledTable(Spilled):
-    """A table whose content is in the database, and what was used lately in memory.
-
-    Args:
-        found: where it lies.
-        home: the database.
-    """
+    """A table whose content is in the database, and what was used lately in memory."""
 
     def __init__(self, found: Partition, home: TableHome) -> None:
         Spilled.__init__(self, found.number, is_stored=found.is_stored)
@@ -148,12 +139,7 @@ class SpilledTable(Spilled):
 
 
 class KeyedSpill(SpilledTable):
-    """A spilled table whose rows are known by key (and a number), as ``keyed_schema`` has them.
-
-    Args:
-        key_types: types of the key columns.
-        schema: of the rows.
-    """
+    """A spilled table whose rows are known by key (and a number), as ``keyed_schema`` has them."""
 
     kind: ClassVar[str]
     with_numbers: ClassVar[bool] = False

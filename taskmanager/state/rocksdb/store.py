@@ -49,9 +49,6 @@ FREEZES_MAX: Final = 3
 class RocksDBStateBackend(StoredTables):
     """State of one operator in one subtask.
 
-    Args:
-        environment: see there.
-
     Raises:
         StreamError: what is to be restored cannot be.
     """

@@ -46,13 +46,7 @@ _LATEST_MS: Final = (1 << 63) - 1
 
 
 class StoredTimerTable(HashMapTimerTable, SpilledTable):
-    """See ``taskmanager.state.backend.TimerTable``.
-
-    Args:
-        found: where they lie.
-        home: the database.
-        key_types: types of the key columns.
-    """
+    """See ``taskmanager.state.backend.TimerTable``."""
 
     def __init__(self, found: Partition, home: TableHome, key_types: Sequence[pa.DataType]) -> None:
         SpilledTable.__init__(self, found, home)

@@ -44,7 +44,6 @@ class StoredRowTable(RowTable, SpilledTable):
 
     Args:
         found: where they lie; a count of 0 = not known, where the database has some.
-        home: the database.
     """
 
     def __init__(self, found: Partition, home: TableHome, descriptor: RowDescriptor) -> None:

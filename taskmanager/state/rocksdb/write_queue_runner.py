@@ -97,11 +97,7 @@ class Freeze:
 
 
 class WriteQueue:
-    """The freezes that are still to be written.
-
-    Args:
-        writer: the database.
-    """
+    """The freezes that are still to be written."""
 
     def __init__(self, writer: EntryWriter) -> None:
         self._writer = writer
