@@ -195,6 +195,7 @@ class DispatcherRunner:
         if start is not None:
             check_takes_checkpoints(job)
         await self._checks.check_shared_spill(job, self._cluster.partitions.shared)
+        await self._records.run("store", self._store.check_leads)
         await self._checks.check_directory(job)
         if job_id in self.jobs:  # it has come once more meanwhile
             return

@@ -69,6 +69,16 @@ class JobStore:
 
     # ------------------------------------------------------------ the life of a job
 
+    def check_leads(self) -> None:
+        """Makes sure that what is stored next is found by the next leader, before anything is made.
+
+        Raises:
+            Fenced: another JobManager leads.
+            StoreNotFound: the storage is not there: what is made in its place would be hidden by it, or hide it.
+            StoreTransient: it cannot be read now.
+        """
+        self._leader.verify()
+
     def save(self, job_id: str, graph: graph_pb2.JobGraph, submitted_at_ms: int) -> int:
         """Stores a job; when this returns, every later leader will find it. May be repeated.
 

@@ -494,3 +494,21 @@ def test_a_job_that_cannot_be_ended_from_its_stop_goes_on_from_before_it(
             assert await take_checkpoint(cluster) == 3
 
     run(scenario)
+
+
+def test_a_submission_makes_nothing_in_the_place_of_a_storage_that_is_away(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    kept, away, checkpoints = (tmp_path / name for name in ("jobmanager", "away", "checkpoints"))
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            kept.rename(away)
+            with pytest.raises(Exception, match="LEADER is gone"):
+                await cluster.submit(make_graph())
+            assert (kept.exists(), checkpoints.exists()) == (False, False)
+            away.rename(kept)
+            await cluster.submit(make_graph())
+            assert checkpoints.exists()
+
+    run(scenario)
