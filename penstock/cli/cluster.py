@@ -10,6 +10,7 @@ import click
 from penstock.cli.context import default_directory, echo, print_json, print_table, reports_errors
 from penstock.config import parse_override
 from penstock.local.local_cluster import LocalCluster
+from penstock.local.started_processes import STOP_DEADLINE_S
 
 _directory_option = click.option(
     "--dir",
@@ -71,8 +72,19 @@ def stop(directory: Path | None, as_json: bool) -> None:
     local = LocalCluster(directory or default_directory())
     ended = local.stop()
     if as_json:
-        print_json({"stopped": [{"role": daemon.role, "pid": daemon.pid} for daemon in ended]})
+        stopped = [
+            {"role": daemon.role, "pid": daemon.pid, "was_killed": daemon.was_killed}
+            for daemon in ended
+        ]
+        print_json({"stopped": stopped})
     else:
+        for daemon in ended:
+            if daemon.was_killed:
+                echo(
+                    f"penstock: the {daemon.role} {daemon.id} (pid {daemon.pid}) had not ended after "
+                    f"{STOP_DEADLINE_S:.0f} s and was killed; jobs go on from their newest checkpoints",
+                    err=True,
+                )
         echo(f"stopped {len(ended)} daemons in {local.directory}")
 
 

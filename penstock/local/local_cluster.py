@@ -32,9 +32,9 @@ from penstock.functions.user_code import OWN_PACKAGES
 from penstock.local.daemon_processes import is_registered_daemon
 from penstock.local.owned_directories import sweep_runtime_directories, sweep_work_directories
 from penstock.local.started_processes import (
-    _STOP_DEADLINE_S,
     KERNEL_CACHE,
     START_DEADLINE_S,
+    STOP_DEADLINE_S,
     ClusterError,
     StartedDaemon,
     end_all,
@@ -60,6 +60,20 @@ class Daemon:
     address: str
     metrics_address: str
     alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedDaemon:
+    """One that was alive.
+
+    Attributes:
+        was_killed: it had not ended by itself in time.
+    """
+
+    role: str
+    id: str
+    pid: int
+    was_killed: bool
 
 
 class LocalCluster:
@@ -391,7 +405,7 @@ class LocalCluster:
 
     # -- stopping
 
-    def stop(self) -> list[Daemon]:
+    def stop(self) -> list[StoppedDaemon]:
         """Ends every daemon; returns those that were alive.
 
         The JobManager first: it leaves its jobs to its successor before they lose their TaskManagers.
@@ -400,22 +414,26 @@ class LocalCluster:
             ClusterError: a daemon did not end, or is another user's; what it has registered stays.
         """
         alive = [daemon for daemon in self.daemons() if daemon.alive]
+        killed: list[int] = []
         for role in ("jobmanager", "taskmanager"):
             try:
-                end_all([daemon.pid for daemon in alive if daemon.role == role])
+                killed += end_all([daemon.pid for daemon in alive if daemon.role == role])
             except PermissionError as error:
                 raise ClusterError(
                     f"the {role} in {self.directory} belongs to another user: stop it as that user"
                 ) from error
         for child in self._children:
-            child.wait(_STOP_DEADLINE_S)
+            child.wait(STOP_DEADLINE_S)
         self._children.clear()
         self._remove_traces_of_dead()
         left = [daemon for daemon in self.daemons() if daemon.alive and daemon in alive]
         if left:
             told = ", ".join(f"{daemon.role} {daemon.id} (pid {daemon.pid})" for daemon in left)
             raise ClusterError(f"not even SIGKILL has ended {told} in {self.directory}: look at it")
-        return alive
+        return [
+            StoppedDaemon(daemon.role, daemon.id, daemon.pid, daemon.pid in killed)
+            for daemon in alive
+        ]
 
     def _remove_traces_of_dead(self) -> None:
         """Removes what daemons that were killed could not remove themselves."""

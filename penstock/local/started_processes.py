@@ -16,7 +16,7 @@ from pathlib import Path
 
 from penstock.errors import StreamError
 
-_STOP_DEADLINE_S = 10.0
+STOP_DEADLINE_S = 10.0
 _POLL_S = 0.02
 START_DEADLINE_S = 75.0
 """Longer than a TaskManager waits for its forkserver: why that does not come is its own last word."""
@@ -77,25 +77,27 @@ class StartedDaemon:
             )
 
 
-def end_all(pids: Iterable[int]) -> None:
-    """Asks processes to end, and kills those that have not after the deadline."""
-    handles = []
+def end_all(pids: Iterable[int]) -> list[int]:
+    """Asks processes to end, and kills those that have not after the deadline; returns these."""
+    handles, killed = {}, []
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            handles.append(os.pidfd_open(pid))
+            handles[os.pidfd_open(pid)] = pid
     try:
         for handle in handles:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGTERM)
-        deadline = time.monotonic() + _STOP_DEADLINE_S
-        for handle in handles:
+        deadline = time.monotonic() + STOP_DEADLINE_S
+        for handle, pid in handles.items():
             if not _has_ended(handle, max(0.0, deadline - time.monotonic())):
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
                 _has_ended(handle, 1.0)
+                killed.append(pid)
     finally:
         for handle in handles:
             os.close(handle)
+    return killed
 
 
 def _has_ended(handle: int, timeout_s: float) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from common.process import owned_by_parent
+from penstock.cli.main import main
 from penstock.client.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError
-from penstock.local import local_cluster
+from penstock.local import local_cluster, started_processes
 from penstock.local.daemon_processes import start_ticks
 from penstock.local.embedded_cluster import EmbeddedCluster
 from penstock.local.local_cluster import LocalCluster
@@ -129,6 +132,25 @@ def test_stop_removes_what_dead_daemons_left_and_nothing_else(
     assert living.path.exists()
     assert living.path.parent == temporary
     living.remove()
+
+
+def test_a_daemon_that_does_not_end_is_killed_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(started_processes, "STOP_DEADLINE_S", 0.2)
+    where = str(tmp_path)
+    with (
+        process("-m", "jobmanager", "--dir", where) as obedient,
+        process("-m", "taskmanager", "--dir", where) as stuck,
+    ):
+        register(tmp_path, "jobmanager", "1", obedient)
+        register(tmp_path, "taskmanager", "tm-1", stuck)
+        os.kill(stuck, signal.SIGSTOP)
+        ended = CliRunner().invoke(main, ["cluster", "stop", "--dir", where])
+    assert ended.exit_code == 0
+    assert ended.stdout == f"stopped 2 daemons in {where}\n"
+    (told,) = ended.stderr.splitlines()
+    assert told.startswith(f"penstock: the taskmanager tm-1 (pid {stuck}) had not ended after")
 
 
 class Spawned:
