@@ -18,10 +18,11 @@ class SequencedPart:
 
     Args:
         stored_field: of the column: a struct of ``value`` and ``sequence``, or a list of them.
-        name: that the values are read by; their places are ``<name>_sequence``.
+        name: that the values are read by.
+        sequence_name: that their places are read by.
     """
 
-    def __init__(self, stored_field: pa.Field, name: str) -> None:
+    def __init__(self, stored_field: pa.Field, name: str, sequence_name: str) -> None:
         self._field = stored_field
         self._name = name
         self._is_list = not pt.is_struct(stored_field.type)
@@ -29,7 +30,7 @@ class SequencedPart:
         value, sequence = item.field("value").type, pa.int64()
         kinds = [pa.list_(value), pa.list_(sequence)] if self._is_list else [value, sequence]
         self._item = item
-        self._names = name, f"{name}_{_SEQUENCE}"
+        self._names = name, sequence_name
         self.fields = tuple(map(pa.field, self._names, kinds))
         self.optional = frozenset({self._names[1]})
 

@@ -171,6 +171,7 @@ class StateView:
     def _rest(self) -> Iterator[TablePart]:
         """What there is beside keys and namespaces."""
         means = self._means()
+        results = self._results(means)
         for field in self.stored_schema:
             name, metadata = field.name, field.metadata or {}
             if name in _OWN or _is_key(name):
@@ -182,20 +183,20 @@ class StateView:
             elif codec:
                 yield self._values(field, codec)
             elif name.startswith("number_") and uses:
-                names = [_shown_name(use, means) for use in uses]
+                names = [_shown_name(use, means, results) for use in uses]
                 yield NumberPart(field, names, is_count=name.endswith("_count"))
             elif name.startswith("column_"):
-                yield _group_column(field, uses)
+                yield _group_column(field, uses, results)
             elif self.kind == "sessions" and name in ("start", "end"):
                 yield PlainPart(field, f"window_{name}", is_time=True)
             elif self.kind == "sessions" and name == "fired":
-                yield PlainPart(field, name, default=False)
+                yield PlainPart(field, _beside(name, results), default=False)
             elif self.kind == "timers":
                 yield PlainPart(field, "time_ms")
             elif self.kind == "counts" and name == "touched_ms":
-                yield PlainPart(field, "touched_at", is_time=True)
+                yield PlainPart(field, _beside("touched_at", results), is_time=True)
             else:
-                yield PlainPart(field, name, may_be_null=True)
+                yield PlainPart(field, _beside(name, results), may_be_null=True)
 
     def _values(self, field: pa.Field, codec: str) -> TablePart:
         inner, ttl_ms = codec.removeprefix(_STAMPED), self._ttl_ms
@@ -211,12 +212,17 @@ class StateView:
         return ListPart(field, values) if self.kind == "list" else values
 
     def _means(self) -> frozenset[str]:
-        uses = (
-            use
-            for f in self.stored_schema
-            for use in json.loads((f.metadata or {}).get(_USES, b"[]"))
-        )
-        return frozenset(use.removeprefix("count ") for use in uses if use.startswith("count "))
+        return frozenset(name for what, name in self._uses() if what == "count")
+
+    def _results(self, means: frozenset[str]) -> frozenset[str]:
+        """Names that columns have for the results that they are for."""
+        return frozenset(name for what, name in self._uses() if what == "value") - means
+
+    def _uses(self) -> Iterator[tuple[str, str]]:
+        for field in self.stored_schema:
+            for use in json.loads((field.metadata or {}).get(_USES, b"[]")):
+                what, _, name = use.partition(" ")
+                yield what, name
 
     def _names_of_keys(self, keys: Sequence[pa.Field], taken: set[str]) -> list[str]:
         spec = self._declared.WhichOneof("spec")
@@ -290,24 +296,35 @@ def _check_sessions(found: Columns, where: str) -> None:
         )
 
 
-def _group_column(field: pa.Field, uses: Sequence[str]) -> TablePart:
+def _group_column(field: pa.Field, uses: Sequence[str], results: frozenset[str]) -> TablePart:
     name = uses[0].removeprefix("value ") if uses else field.name
     codec = field.name.rpartition("_custom_")[2] if "_custom_" in field.name else ""
     if codec:
         return ValuePart(field, name, codec, may_be_null=True)
     if SequencedPart.takes(field.type):
-        return SequencedPart(field, name)
+        return SequencedPart(field, name, _beside(f"{name}_sequence", results))
     is_set = field.name.endswith("_count_distinct")
     return PlainPart(field, name, may_be_null=True, is_set=is_set)
 
 
-def _shown_name(use: str, means: frozenset[str]) -> str:
+def _shown_name(use: str, means: frozenset[str], results: frozenset[str]) -> str:
     what, _, name = use.partition(" ")
     if what == "count":
-        return f"{name}_count"
+        return _beside(f"{name}_count", results)
     if what == "value":
-        return f"{name}_sum" if name in means else name
+        return _beside(f"{name}_sum", results) if name in means else name
     return f"__{what}_{name}"
+
+
+def _beside(name: str, results: frozenset[str]) -> str:
+    """The name of a column that is no result itself, with as many underscores behind it as no result has.
+
+    >>> _beside("m_sum", frozenset({"m_sum"}))
+    'm_sum_'
+    """
+    while name in results:
+        name += "_"
+    return name
 
 
 def _is_key(name: str) -> bool:

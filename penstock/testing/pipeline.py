@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -130,9 +131,10 @@ def input_count(tested: object, given: int | None) -> int:
     elif isinstance(tested, _TWO_INPUTS):
         found = 2
     elif inspect.isfunction(tested):
-        found = len(inspect.signature(tested).parameters) if given is None else given
+        found = _streams_of(tested) if given is None else given
         if found not in (1, 2):
             raise JobRejected(f"harness: a chain reads from 1 or 2 streams, not from {found}")
+        _check_takes(tested, found)
     else:
         found = 1
     if given not in (None, found):
@@ -140,6 +142,26 @@ def input_count(tested: object, given: int | None) -> int:
             f"harness: inputs={given}, but {type(tested).__name__} reads from {found}"
         )
     return found
+
+
+def _streams_of(chain: FunctionType) -> int:
+    """How many parameters a function has that it must be given."""
+    parameters = inspect.signature(chain).parameters.values()
+    return sum(
+        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        for one in parameters
+    )
+
+
+def _check_takes(chain: FunctionType, streams: int) -> None:
+    signature = inspect.signature(chain)
+    try:
+        signature.bind(*range(streams))
+    except TypeError as error:
+        raise JobRejected(
+            f"harness: the chain {chain.__name__}{signature} does not take {streams} "
+            f"stream{'s' * (streams > 1)}: {error}"
+        ) from error
 
 
 def row_schema(schema: Any, argument: str) -> tuple[pa.Schema, pa.RecordBatch | None]:

@@ -225,6 +225,17 @@ def test_state_is_checked_when_it_is_written() -> None:
         h.push({"user": "a", "n": 1})
 
 
+def test_a_parameter_of_a_chain_that_has_a_default_is_no_stream() -> None:
+    """It was given one, and failed with a TypeError, or computed with it."""
+    with pt.harness(lambda stream, least=2: stream.filter(ps.col("n") >= least), schema=USER) as h:
+        h.push({"user": "a", "n": 1})
+        h.push({"user": "a", "n": 2})
+        assert [row["n"] for row in h.output] == [2]
+    with pt.harness(lambda *streams: streams[0].union(streams[1]), schema=USER, inputs=2) as h:
+        h.push({"user": "a", "n": 1}, input=1)
+        assert len(h.output) == 1
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -238,6 +249,11 @@ def test_state_is_checked_when_it_is_written() -> None:
             lambda: pt.harness(lambda a, b, c: a, schema=USER),
             "reads from 1 or 2 streams, not from 3",
         ),
+        (
+            lambda: pt.harness(lambda a, b: a, schema=USER, inputs=1),
+            r"chain <lambda>\(a, b\) does not take 1 stream: missing a required argument: 'b'",
+        ),
+        (lambda: pt.harness(lambda a, *, b: a, schema=USER), "missing a required argument: 'b'"),
         (lambda: pt.harness(Count(), keys="user", schema=USER, inputs=2), "inputs=2"),
         (lambda: count(subtask=2, parallelism=2), "subtasks count from 0"),
         (lambda: count(restore=b"nonsense"), "snapshot"),

@@ -18,6 +18,7 @@ from penstock.aggregates.aggregates import Aggregate
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_to_bytes
 from penstock.state_tables.declared_tables import declared_lists, declared_tables
+from penstock.state_tables.state_view import StateView
 from taskmanager.operators.aggregation import Aggregation
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.state.accumulator_columns import accumulator_fields
@@ -135,3 +136,26 @@ def test_accumulators_of_one_name_are_refused() -> None:
             ps.accumulators(**aggregates)
     both = ps.accumulators(m=ps.mean("x"), n_sum=ps.sum("y"))
     assert both == {"m_sum": ("sum", "x"), "m_count": ("count", "x"), "n_sum": ("sum", "y")}
+
+
+@pytest.mark.parametrize(
+    "aggregates",
+    [
+        {"m": ps.mean("x"), "m_sum": ps.sum("y"), "m_count": ps.count()},
+        {"m": ps.mean("x"), "m_sum": ps.sum("x"), "m_sum_": ps.max("x")},
+        {"f": ps.first("x"), "f_sequence": ps.last("x")},
+        {"filled": ps.count("x"), "l": ps.collect_list("y"), "l_sequence": ps.min("y")},
+    ],
+    ids=["mean", "float", "first", "filled"],
+)
+def test_what_is_kept_is_read_by_different_names(aggregates: dict[str, ps.Aggregate]) -> None:
+    """Two columns of one name were read, and none could be written."""
+    env = ps.Environment(parallelism=1)
+    rows = env.from_rows([{"k": 1, "x": 1.5, "y": 2}])
+    rows.key_by("k").window(ps.count_window(2)).aggregate(**aggregates).uid("it").discard()
+    graph = env.plan().graph
+    operator = next(one for v in graph.vertices for one in v.operators if one.uid == "it")
+    for name, table in declared_tables(operator).items():
+        names = StateView(name, table.kind, table.schema, operator).schema.names
+        assert len({*names}) == len(names)
+        assert {*aggregates} - {"m"} <= {*names}
