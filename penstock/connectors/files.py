@@ -50,6 +50,13 @@ _UNFIT = {
     "json": (),
 }
 """Types that files of a format have no column for."""
+_NO_DIRECTORY = (
+    pa.types.is_nested,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+)
+"""Types whose values are no names of directories."""
 _NAMES = {"csv": "CSV", "parquet": "Parquet", "json": "JSON"}
 
 
@@ -334,13 +341,11 @@ def _check_written_columns(format: str, schema: pa.Schema, partitions: Sequence[
                 f"{name_list(names)}"
             )
         type_ = plain_schema(schema).field(name).type
-        if (
-            pa.types.is_nested(type_)
-            or pa.types.is_binary(type_)
-            or pa.types.is_large_binary(type_)
-        ):
+        stored = type_.storage_type if is_extension(type_) else type_
+        if any(is_kind(stored) for is_kind in _NO_DIRECTORY):
             raise JobRejected(
-                f'partition_by: column "{name}" is {type_}, which cannot name a directory'
+                f'partition_by: column "{name}" is {type_}, which cannot name a directory; take a column of texts, '
+                "numbers or times"
             )
     if len(partitions) == len(names):
         raise JobRejected(

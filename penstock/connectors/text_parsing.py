@@ -232,7 +232,7 @@ def nested_type_of_text(type_: pa.DataType) -> pa.DataType | None:
 
 def _from_text(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_time(type_):
-        return _times_of_day(column, type_)
+        return times_of_day(column, type_)
     return _bytes(column, type_) if _is_bytes(type_) else column.cast(type_)
 
 
@@ -247,8 +247,14 @@ def _bytes(texts: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(values, type_)])
 
 
-def _times_of_day(texts: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
-    """pyarrow reads no times of day from text: times of the first day of the epoch are read in their place."""
+def times_of_day(texts: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
+    """Times of day that were written as text.
+
+    pyarrow reads none: times of the first day of the epoch are read in their place.
+
+    Raises:
+        pa.ArrowInvalid: a text is none, or has more digits than the type.
+    """
     if not pc.all(pc.match_substring_regex(texts, _TIME_OF_DAY), min_count=0).as_py():
         raise pa.ArrowInvalid(f"a text is not {type_}")
     moments = pc.binary_join_element_wise("1970-01-01T", texts, "")

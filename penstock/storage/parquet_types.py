@@ -60,11 +60,20 @@ def _misfit(given: pa.DataType, path: str) -> tuple[str, str] | None:
         if not given.num_fields:
             return path, "Parquet has no structs without fields"
         fields = (given.field(number) for number in range(given.num_fields))
-        return next(
-            (f for field in fields if (f := _misfit(field.type, f"{path}.{field.name}"))), None
-        )
+        return next((f for field in fields if (f := _misfit_of_field(field, path))), None)
     reason = _reason(given)
     return None if reason is None else (path, f"{reason} ({given})")
+
+
+def _misfit_of_field(field: pa.Field, path: str) -> tuple[str, str] | None:
+    """Path and reason of the first type that does not fit, within a field of a struct."""
+    path = f"{path}.{field.name}"
+    if pa.types.is_fixed_size_list(field.type) and not field.nullable:  # pyarrow fails on them
+        return (
+            path,
+            f"lists of a fixed size that are never null are not read from Parquet where their struct is null ({field.type})",
+        )
+    return _misfit(field.type, path)
 
 
 def _reason(given: pa.DataType) -> str | None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from penstock.connectors.listing import partition_values
 from penstock.connectors.messages import name_list, nearest_name
 from penstock.connectors.text_options import DEFAULTS, TextOptions
+from penstock.connectors.text_parsing import times_of_day
 from penstock.errors import TaskFailure
 from penstock.rows.casting import cast_kernel
 from penstock.rows.conforming import is_castable
@@ -54,7 +56,7 @@ class ColumnPlan:
 
     def _constant(self, field: pa.Field, text: str | None) -> pa.Scalar:
         try:
-            return cast_kernel(pa.string(), field.type, safe=True)(pa.scalar(text, pa.string()))
+            return _from_text(pa.chunked_array([pa.array([text], pa.string())]), field.type)[0]
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             raise TaskFailure(
                 f'{self.path}: the directory says {field.name}="{text}", which is not {field.type}; give a schema= that fits all directories'
@@ -109,3 +111,19 @@ class ColumnPlan:
         if constant is not None:
             return pa.repeat(constant, batch.num_rows)
         return batch.column(batch.schema.get_field_index(name))
+
+
+def _from_text(texts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Values of which directories are called: as ``hive_partitions`` writes them, and as a cast reads them.
+
+    Raises:
+        pa.ArrowInvalid: a text is none of that type.
+        pa.ArrowNotImplementedError: the type has no values that are text.
+    """
+    if pt.is_dictionary(kind):
+        return _from_text(texts, kind.value_type).dictionary_encode().cast(kind)
+    if pt.is_time(kind):
+        return times_of_day(texts, kind)
+    if pt.is_duration(kind):
+        return cast_kernel(pa.string(), pa.int64(), safe=True)(texts).cast(kind)
+    return cast_kernel(pa.string(), kind, safe=True)(texts)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from penstock.connectors.globs import is_hidden
 from penstock.connectors.listing import HIVE_NULL
-from penstock.rows.time_text import time_texts
+from penstock.rows.casting import cast_kernel
 
 
 def split_by_partition(
@@ -29,8 +29,7 @@ def split_by_partition(
     directories = [""]
     for column in columns:
         values = batch.column(batch.schema.get_field_index(column))
-        is_time = pa.types.is_timestamp(values.type) or pa.types.is_date(values.type)
-        texts = time_texts(values) if is_time else values.cast(pa.string())
+        texts = cast_kernel(values.type, pa.string(), safe=False)(values)
         encoded = texts.dictionary_encode(null_encoding="encode")
         names = [directory_name(column, value) for value in encoded.dictionary.to_pylist()]
         codes = group_of_row * len(names) + encoded.indices.to_numpy(zero_copy_only=False)

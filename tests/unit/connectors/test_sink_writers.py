@@ -202,6 +202,39 @@ def test_partition_by_takes_names(tmp_path: Path, wrong: Any) -> None:
         file_sink("parquet", tmp_path, wrong)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([0, None, 86_399_999_999], pa.time64("us")),
+        pa.array([1], pa.time64("ns")),
+        pa.array([3723], pa.time32("s")),
+        pa.array([3_723_004, None], pa.time32("ms")),
+        pa.array([-5, None, 2**62], pa.duration("us")),
+        pa.array([7, 7, None], pa.time64("us")).dictionary_encode(),
+        pa.array([1, 2], pa.timestamp("ns", "Europe/Vienna")).dictionary_encode(),
+        pa.array([-0.0, 0.1, math.inf]),
+        pa.array([Decimal("-0.01"), None], pa.decimal256(50, 2)),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_partitions_are_read_with_the_type_they_were_written_with(
+    harness: Any, tmp_path: Path, values: pa.Array
+) -> None:
+    rows = pa.record_batch({"v": values, "n": range(len(values))})
+    writer = opened(file_sink("parquet", tmp_path, ["v"]))
+    writer.write(rows)
+    writer.commit(prepare(writer))
+    found = harness.read_all(*file_source("parquet", tmp_path, schema=rows.schema)).sort_by("n")
+    assert found["v"].to_pylist() == values.to_pylist()
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.binary(2), pa.uuid(), pa.list_(pa.int8())])
+def test_bytes_are_no_names_of_directories(tmp_path: Path, kind: pa.DataType) -> None:
+    schema = pa.schema([("v", kind), ("n", pa.int64())])
+    with pytest.raises(JobRejected, match=r'"v" is .*, which cannot name a directory; take '):
+        file_sink("json", tmp_path, ["v"], schema=schema)
+
+
 @pytest.mark.parametrize("wrong", [None, 5, b"out"])
 def test_a_path_is_a_text(wrong: Any) -> None:
     with pytest.raises(JobRejected, match="a path is a text"):

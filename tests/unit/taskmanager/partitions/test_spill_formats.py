@@ -88,7 +88,7 @@ LEAVES: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 @st.composite
 def _columns(draw: st.DrawFn, depth: int = 2) -> tuple[pa.DataType, st.SearchStrategy[Any]]:
-    """A type, and its values."""
+    """A type, and its values but null."""
     shape = (
         draw(st.sampled_from(("leaf", "leaf", "list", "fixed", "struct", "map")))
         if depth
@@ -96,35 +96,44 @@ def _columns(draw: st.DrawFn, depth: int = 2) -> tuple[pa.DataType, st.SearchStr
     )
     if shape == "leaf":
         kind = draw(st.sampled_from(sorted(LEAVES, key=str)))
-        return kind, st.none() | LEAVES[kind]
-    inner, values = draw(_columns(depth - 1))
+        return kind, LEAVES[kind]
+    name = draw(st.sampled_from(("item", "element", "x")))
+    inner, values = draw(_fields(name, depth - 1))
     if shape == "struct":
-        other, other_values = draw(_columns(depth - 1))
-        fields = [pa.field("a", inner), pa.field("b.c", other)]
-        return pa.struct(fields), st.none() | st.fixed_dictionaries(
-            {"a": values, "b.c": other_values}
-        )
+        other, other_values = draw(_fields("b.c", depth - 1))
+        given = {name: values, "b.c": other_values}
+        fields = [
+            field.with_nullable(field.nullable or pa.types.is_fixed_size_list(field.type))
+            for field in (inner, other)
+        ]
+        return pa.struct(fields), st.fixed_dictionaries(given)
     if shape == "map":
         pairs = st.lists(st.tuples(_TEXT, values), max_size=3)
-        return pa.map_(pa.string(), inner), st.none() | pairs
+        return pa.map_(pa.string(), inner.with_name("value")), pairs
     if shape == "fixed":
-        return pa.list_(inner, 2), st.none() | st.lists(values, min_size=2, max_size=2)
-    item = pa.field(draw(st.sampled_from(("item", "element", "x"))), inner)
+        return pa.list_(inner, 2), st.lists(values, min_size=2, max_size=2)
     of = draw(st.sampled_from((pa.list_, pa.large_list)))
-    return of(item), st.none() | st.lists(values, max_size=3)
+    return of(inner), st.lists(values, max_size=3)
+
+
+@st.composite
+def _fields(draw: st.DrawFn, name: str, depth: int = 2) -> tuple[pa.Field, st.SearchStrategy[Any]]:
+    """A column of any nullability, and its values."""
+    kind, values = draw(_columns(depth))
+    is_nullable = pa.types.is_null(kind) or draw(st.booleans())
+    return pa.field(name, kind, is_nullable), st.none() | values if is_nullable else values
 
 
 @st.composite
 def _writes(draw: st.DrawFn) -> list[pa.RecordBatch]:
     """Batches of one schema, some of them slices of larger ones."""
-    drawn = draw(st.lists(_columns(), min_size=1, max_size=4))
     names = st.text(string.printable, max_size=5)
+    count = draw(st.integers(1, 4))
+    drawn = [draw(_fields(f"{draw(names)}{number}")) for number in range(count)]
     schema = pa.schema(
         [
-            pa.field(
-                f"{draw(names)}{number}", kind, metadata={"about": "it"} if number % 2 else None
-            )
-            for number, (kind, _) in enumerate(drawn)
+            field.with_metadata({"about": "it"}) if number % 2 else field
+            for number, (field, _) in enumerate(drawn)
         ],
         metadata=draw(st.none() | st.just({"penstock.slice_ms": "10"})),
     )
@@ -132,8 +141,8 @@ def _writes(draw: st.DrawFn) -> list[pa.RecordBatch]:
     for _ in range(draw(st.integers(1, 3))):
         rows = draw(st.integers(1, 5))
         columns = [
-            pa.array(draw(st.lists(values, min_size=rows + 1, max_size=rows + 1)), kind)
-            for kind, values in drawn
+            pa.array(draw(st.lists(values, min_size=rows + 1, max_size=rows + 1)), field.type)
+            for field, values in drawn
         ]
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         batches.append(batch.slice(1) if draw(st.booleans()) else batch)
@@ -187,6 +196,10 @@ MISFITS = {
     "no fields": (pa.array([{}, None], pa.struct([])), "column c: .*without fields"),
     "no bytes": (pa.array([b"", None], pa.binary(0)), "column c: .*no bytes"),
     "no values": (pa.array([[], None], pa.list_(pa.int64(), 0)), "column c: .*no values"),
+    "a list that is never null in a struct that is": (
+        pa.array([None, {"a": [1, 2]}], pa.struct([pa.field("a", pa.list_(pa.int64(), 2), nullable=False)])),
+        r"column c\.a: .*are not read from Parquet",
+    ),
     "scale": (pa.array([Decimal(100), None], pa.decimal128(10, -2)), "column c: .*negative scale"),
     "view": (pa.array(["a", None], pa.string_view()), "column c: .*no such type"),
     "extension": (pa.array([b"0123456789abcdef"], pa.uuid()), "column c: .*no such type"),
