@@ -268,12 +268,14 @@ def _adopt_literals(call: Call, arguments: list[_Bound]) -> None:
         target = next((a.type for a in others if _is_settled(a.type)), None)
     if target is None:
         return
+    is_compared = call._function in _COMPARED
     for i in range(first, len(arguments)):
         child, constant = call._arguments[i], arguments[i].constant
         if constant is not None and isinstance(child, Literal):
             adopted = adopt(constant, target)
-            is_compared = call._function in _COMPARED
             arguments[i] = _constant(written_decimal(adopted, target) if is_compared else adopted)
+        elif constant is not None and is_compared and not isinstance(child, Cast):
+            arguments[i] = _constant(written_decimal(constant, target))
         elif is_alike and pt.is_null(arguments[i].type):
             arguments[i] = _nulls(target)
 

@@ -57,7 +57,9 @@ def _shift_left(args: list[Any]) -> Any:
     shifted = pc.shift_left_checked(*args)
     again = pc.equal(pc.shift_right(shifted, args[1]), args[0])
     if pc.all(again, min_count=0).as_py() is False:
-        raise pa.ArrowInvalid("overflow")
+        raise pa.ArrowInvalid(
+            f"overflow: bits are shifted out of {shifted.type}; cast it to a wider type first, or leave them away by &"
+        )
     return shifted
 
 

@@ -101,3 +101,23 @@ def test_each_decimal_is_settled_once_and_a_dictionary_of_them_is_one_of_decimal
     assert values(col("d") == 0.1, pa.record_batch({"d": coded})) == [True]
     whole = pa.record_batch({"i": pa.array([3])})
     assert values(col("i").isin([Decimal(10) ** 29, Decimal(3)]), whole) == [True]
+
+
+def test_a_constant_that_is_computed_is_the_decimal_that_it_is_written_as() -> None:
+    """``0.1`` was, and ``-ps.lit(-0.1)`` was not."""
+    rows = pa.record_batch({"d": pa.array([Decimal("0.10"), None], pa.decimal128(9, 2))})
+    for constant in (
+        ps.lit(0.1),
+        -ps.lit(-0.1),
+        ps.lit(0.1) * 1,
+        fn.if_else(True, 0.1, 0.2),
+        fn.coalesce(None, 0.1),
+    ):
+        assert values(col("d") == constant, rows) == [True, None]
+        assert values(constant >= col("d"), rows) == [True, None]
+    for other in (
+        ps.lit(0.1).cast("float64"),
+        ps.lit(0.1) + 0.2 - 0.2,
+        ps.lit(0.1).cast("float32"),
+    ):
+        assert values(col("d") == other, rows) == [False, None]
