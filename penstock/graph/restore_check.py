@@ -30,7 +30,12 @@ from penstock.graph.state_meaning import (
 )
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.codec import ENTRY_ARROW, Stamped, codec_of
-from penstock.storage.codec_migration import MigrationRefusedError, field_changes, migration
+from penstock.storage.codec_migration import (
+    OTHER_NAME,
+    MigrationRefusedError,
+    field_changes,
+    migration,
+)
 from penstock.storage.prepared_output import COMMITTABLES
 
 OPERATOR_LIST = "operator list"
@@ -149,7 +154,7 @@ def declared_fate(
     if declared.kind != table.kind:
         return (
             Fate.REFUSED,
-            f"it was stored as a {table.kind}, and is declared as a {declared.kind}",
+            f"it was stored as a {table.kind}, and is declared as a {declared.kind}: {OTHER_NAME}",
         )
     schema = pa.ipc.read_schema(pa.py_buffer(table.schema))
     codecs = [(one.metadata or {}).get(_CODEC, b"").decode() for one in schema]
@@ -175,7 +180,10 @@ def listed_fate(
         return Fate.MAPS, ""
     key_codec, arrow, values = codec.partition(ENTRY_ARROW)
     if bool(arrow) != bool(declared.key_codec):
-        return Fate.REFUSED, f"it was stored as {codec}, and is declared as another kind of state"
+        return (
+            Fate.REFUSED,
+            f"it was stored as {codec}, and is declared as another kind of state: {OTHER_NAME}",
+        )
     return _fate_of_values(declared, key_codec, values if arrow else codec)
 
 
@@ -185,7 +193,7 @@ def _fate_of_values(
     if declared.key_codec and key_codec != declared.key_codec:
         return (
             Fate.REFUSED,
-            f"its keys were stored as {key_codec}, and are {declared.key_codec} now",
+            f"its keys were stored as {key_codec}, and are {declared.key_codec} now: {OTHER_NAME}",
         )
     new = codec_of(declared.codec)
     if declared.type:
@@ -448,7 +456,7 @@ def _key_group_problem(
         if snapshot.HasField("keyed") and vertex.parallelism > stored:
             return (
                 f"it was stored with max-parallelism {stored}, and the job has parallelism "
-                f"{vertex.parallelism}: it cannot be larger"
+                f"{vertex.parallelism}, which cannot be larger: set a parallelism of {stored} or less"
             )
     return ""
 

@@ -8,7 +8,7 @@ Example: a window of another size has other contents.
     >>> def counted(size_ms: int) -> graph_pb2.Operator:
     ...     window = graph_pb2.WindowSpec(size_ms=size_ms)
     ...     return graph_pb2.Operator(window_aggregate=graph_pb2.WindowAggregateSpec(window=window))
-    >>> changed_meaning(declaration(counted(1_000)), counted(2_000))
+    >>> changed_meaning(declaration(counted(1_000)), counted(2_000)).partition(':')[0]
     'its window was stored with size 1000 ms, and has size 2000 ms now'
 """
 
@@ -27,7 +27,10 @@ from penstock.storage.open_store import is_s3
 _KEYED = frozenset({"process", "window_aggregate", "window_function", "running_aggregate", "join"})
 _WINDOWS = frozenset({"window_aggregate", "window_function"})
 _ROWS = frozenset({"window_function", "join"})
-_AGGREGATES = frozenset({"window_aggregate", "running_aggregate"})
+_OTHER_UID = (
+    "keep it as it was, or give the operator another uid, with which it begins empty, and leave out what is stored with "
+    "--allow-non-restored-state"
+)
 _KINDS = {
     graph_pb2.WINDOW_KIND_TUMBLING: "tumbling",
     graph_pb2.WINDOW_KIND_SLIDING: "sliding",
@@ -113,12 +116,14 @@ def changed_meaning(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> str:
     if old is None:
         return ""
     if old != new:
-        return f"it was stored by a {_words(old)}, and is a {_words(new or 'operator without state')} now"
+        return f"it was stored by a {_words(old)}, and is a {_words(new or 'operator without state')} now: {_OTHER_UID}"
     if old == "source":
         return _changed_source(stored.source, now.source)
     if old == "sink":
         return _changed_sink(stored.sink, now.sink)
-    return next(_changes(stored, now, old), "")
+    if changed := next(_changes(stored, now, old), ""):
+        return f"{changed}: {_OTHER_UID}"
+    return next(_changed_aggregates(stored, now), "")
 
 
 def _changed_source(stored: graph_pb2.SourceSpec, now: graph_pb2.SourceSpec) -> str:
@@ -273,8 +278,6 @@ def _changes(stored: graph_pb2.Operator, now: graph_pb2.Operator, spec: str) -> 
         yield from _changed_window(old.window, new.window)
     if spec == "window_function" and old.kind != new.kind:
         yield "its windows were stored for reduce, or for process, and it is the other one now"
-    if spec in _AGGREGATES:
-        yield from _changed_aggregates(stored, now)
     if spec == "join":
         yield from _changed_join(old, new)
     if spec in _ROWS:
@@ -306,7 +309,7 @@ def _changed_aggregates(stored: graph_pb2.Operator, now: graph_pb2.Operator) -> 
     for name, before in old.items():
         after = new.get(name)
         if after is not None and after != before:
-            yield f"aggregate {name!r} was stored as {before}, and is {after} now"
+            yield f"aggregate {name!r} was stored as {before}, and is {after} now: give it another name"
 
 
 def _changed_rows(before: bytes, after: bytes) -> Iterator[str]:
@@ -323,7 +326,7 @@ def _changed_rows(before: bytes, after: bytes) -> Iterator[str]:
     if old != new:
         yield (
             f"the rows that it holds, with the columns that are read behind it, were stored as ({old}), and are ({new}) "
-            "now: give it another uid"
+            "now"
         )
 
 

@@ -20,6 +20,8 @@ from penstock.storage.codec import Stamped, StateCodec, codec_of
 
 ALIAS: Final = b"penstock.alias"
 DEFAULT: Final = b"penstock.default"
+OTHER_NAME: Final = "declare it as it was, or give it another name, with which it begins empty"
+"""What can be done about a state, or a field, that cannot become what is declared."""
 
 _Convert = Callable[[Any], Any]
 
@@ -75,7 +77,9 @@ def migration(old: StateCodec, new: StateCodec, now_ms: int = 0) -> _Convert | N
         return None
     old_value, new_value = _inner(old), _inner(new)
     if isinstance(old, Stamped) and not isinstance(new, Stamped):
-        raise MigrationRefusedError("values were stored with a time to live, and have none now")
+        raise MigrationRefusedError(
+            f"values were stored with a time to live, and have none now: {OTHER_NAME}"
+        )
     convert = _of_values(old_value, new_value)
 
     def inner(stored: Any) -> Any:
@@ -245,4 +249,6 @@ def _unless_none(convert: _Convert) -> _Convert:
 
 
 def _refused(old: object, new: object) -> MigrationRefusedError:
-    return MigrationRefusedError(f"values were stored as {old}, and are declared as {new}")
+    return MigrationRefusedError(
+        f"values were stored as {old}, and are declared as {new}: {OTHER_NAME}"
+    )

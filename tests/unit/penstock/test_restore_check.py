@@ -326,6 +326,8 @@ def test_states_without_a_key_are_looked_at_before_anything_starts(
     held = manifest.subtasks[1].operators[0].lists.add(name="kept", codec=stored)
     held.items.append(b"1")
     assert fates(graph, manifest)["counts", "kept"] is fate
+    told = " ".join(check_restore(graph, manifest, ignores_unclaimed=False).refusals)
+    assert ("declare it as it was, or give it another name" in told) is (fate is Fate.REFUSED)
 
 
 def test_a_list_that_is_declared_no_more_is_left_out_and_told() -> None:

@@ -214,6 +214,26 @@ def test_what_changes_the_meaning_of_state_is_refused(change: str) -> None:
     (refusal,) = refusals(before, after)
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(refusal)
+    assert "give it another name" in refusal or "--allow-non-restored-state" in refusal
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_under_another_uid_what_was_refused_begins_empty(change: str) -> None:
+    before, after, _ = CHANGES[change]
+    graph = planned(after)
+    for operator in (one for vertex in graph.vertices for one in vertex.operators):
+        operator.uid = operator.uid.replace("stateful", "other")
+    check = check_restore(graph, left_by(planned(before)), ignores_unclaimed=True)
+    assert not check.refusals
+    assert Fate.DROPPED in {one.fate for one in check.fates if one.uid == "stateful"}
+
+
+def test_an_aggregate_that_was_refused_begins_under_another_name() -> None:
+    assert not check_restore(
+        planned(windowed(TUMBLING, other=ps.max("n"))),
+        left_by(planned(windowed(TUMBLING, total=ps.sum("n")))),
+        ignores_unclaimed=False,
+    ).refusals
 
 
 def with_timers(graph: graph_pb2.JobGraph) -> checkpoint_pb2.CheckpointManifest:
