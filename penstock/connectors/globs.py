@@ -21,6 +21,20 @@ def has_wildcard(path: str) -> bool:
     return not _WILDCARDS.isdisjoint(path)
 
 
+def fixed_part(path: str) -> str:
+    """The part of a path that is in front of wildcards.
+
+    >>> fixed_part("/srv/in/**/*.parquet"), fixed_part("/srv/in"), fixed_part("/*")
+    ('/srv/in', '/srv/in', '/')
+    """
+    kept = []
+    for part in path.split("/"):
+        if has_wildcard(part):
+            break
+        kept.append(part)
+    return "/".join(kept) or path[:1]
+
+
 def is_hidden(name: str) -> bool:
     """Whether readers skip a file or directory of this name."""
     return name.startswith(("_", "."))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from penstock.connectors.file_paths import normal_path
-from penstock.connectors.globs import has_wildcard
+from penstock.connectors.globs import fixed_part
 from penstock.connectors.source import PART_OF
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.rows.column_values import short_repr
@@ -33,13 +33,13 @@ def path_of_files(
     """
     if noted.path and normal_path(noted.path) == job.path:
         return noted.path
-    given = _fixed(job.path_as_given)
+    given = fixed_part(job.path_as_given)
     return job.path_as_given if any(_below(given, one.id) for one in splits) else job.path
 
 
 def spell_as(path: str, splits: Iterable[checkpoint_pb2.SplitSnapshot]) -> None:
     """Gives splits the ids by which a source of this path knows them."""
-    spelt, normal = _fixed(path), normal_path(_fixed(path))
+    spelt, normal = fixed_part(path), normal_path(fixed_part(path))
     for split in splits:
         file, separator, part = split.id.partition(PART_OF)
         if not file.startswith("/"):
@@ -52,12 +52,19 @@ def spell_as(path: str, splits: Iterable[checkpoint_pb2.SplitSnapshot]) -> None:
         split.id = f"{file or '/'}{separator}{part}"
 
 
-def check_files(path: str, splits: Iterable[checkpoint_pb2.SplitSnapshot], where: str) -> None:
+def check_files(
+    path: str,
+    splits: Iterable[checkpoint_pb2.SplitSnapshot],
+    where: str,
+    *,
+    read: Container[str] = (),
+) -> None:
     """Checks that splits are files that a source of this path finds.
 
     Args:
         path: "" = it is not known.
         where: the source, for messages.
+        read: what the source has read, under whatever path it had then.
 
     Raises:
         StateError: one is none, or is there twice.
@@ -67,7 +74,8 @@ def check_files(path: str, splits: Iterable[checkpoint_pb2.SplitSnapshot], where
     gone = []
     for split in splits:
         file = split.id.partition(PART_OF)[0]
-        problem = _problem(path, file, split)
+        is_read = split.done and split.id in read
+        problem = "" if is_read else _problem(path, file, split)
         if problem:
             raise StateError(f"{where}: {split.id!r} {problem}")
         if not is_s3(file) and not Path(file).exists():
@@ -95,7 +103,7 @@ def _problem(path: str, file: str, split: checkpoint_pb2.SplitSnapshot) -> str:
         )
     if split.payload and _found_as(split.payload) != file:
         return f"has the payload of another split ({short_repr(split.payload)}): give the row that open_state gives of it"
-    if path and split.done and not _below(_fixed(path), file):
+    if path and split.done and not _below(fixed_part(path), file):
         return f"is not in {path}, which the source reads: name the files that are, or leave it out"
     return ""
 
@@ -107,16 +115,6 @@ def _found_as(payload: bytes) -> object:
     except ValueError:
         return None
     return found.get("path") if isinstance(found, dict) else None
-
-
-def _fixed(path: str) -> str:
-    """The part of a path that is in front of wildcards."""
-    kept = []
-    for part in path.split("/"):
-        if has_wildcard(part):
-            break
-        kept.append(part)
-    return "/".join(kept) or path[:1]
 
 
 def _below(path: str, file: str) -> bool:

@@ -147,11 +147,16 @@ class SavepointDraft:
             )
 
     def take_files(
-        self, uid: str, splits: Sequence[checkpoint_pb2.SplitSnapshot], where: str
+        self,
+        uid: str,
+        splits: Sequence[checkpoint_pb2.SplitSnapshot],
+        read: Sequence[checkpoint_pb2.SplitSnapshot],
+        where: str,
     ) -> None:
         """Gives the splits of a source of files the ids that the source knows them by.
 
         Args:
+            read: those that the base has as done: they may be of a path that the source had before.
             where: the source, for messages.
 
         Raises:
@@ -162,9 +167,9 @@ class SavepointDraft:
         if job.HasField("files") and noted.WhichOneof("kind") in (None, "files"):
             noted.files.path = path_of_files(noted.files, job.files, splits)
         if noted.files.path:
-            spell_as(noted.files.path, splits)
+            spell_as(noted.files.path, [*splits, *read])
         if noted.HasField("files"):
-            check_files(noted.files.path, splits, where)
+            check_files(noted.files.path, splits, where, read={one.id for one in read})
 
     def leave_stages_out(self) -> None:
         """Vertices in front of blocking exchanges that hold nothing have not begun: what they make, the job makes first."""

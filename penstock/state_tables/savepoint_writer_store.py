@@ -365,11 +365,17 @@ class _Writing:
         where = f"sources: source {uid!r}"
         self._draft.check_reads(uid, where)
         held = self._draft.snapshots_of(uid, 1)
+        read = [
+            checkpoint_pb2.SplitSnapshot(id=split.id, done=True)
+            for one in held
+            for split in one.splits
+            if split.done
+        ]
         for one in held:
             del one.splits[:]
         self._draft.drop_done_splits(uid)
         splits = split_snapshots(positions, where)
-        self._draft.take_files(uid, splits, where)
+        self._draft.take_files(uid, splits, read, where)
         for place, split in enumerate(splits):
             held[place % len(held)].splits.append(split)
             held[place % len(held)].split_parallelism = len(held)

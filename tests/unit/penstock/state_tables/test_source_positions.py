@@ -141,6 +141,31 @@ def test_state_that_spells_its_files_with_dots_is_gone_on_with(here: Path, says_
         assert found_by(started_from(again, job)) == done_in(again)
 
 
+def test_a_spelling_whose_link_is_gone_is_not_gone_on_with(here: Path) -> None:
+    """Another directory is there by the name that it comes down to without its dots."""
+    (here / "deep").mkdir()
+    (here / "deep" / "link").symlink_to(here / "in" / "below")
+    spelt, job = f"{here}/deep/link/..", reading(here / "deep")
+    savepoint = ps.write_savepoint(here / "new", {}, job=reading(spelt))
+    assert started_from(savepoint, reading(spelt)).path == spelt
+    (here / "deep" / "link").unlink()
+    assert started_from(savepoint, job).path == str(here / "deep")
+    (here / "deep").rmdir()  # as where the files are mounted elsewhere
+    assert started_from(savepoint, job).path == spelt
+
+
+def test_what_the_base_has_read_under_another_path_may_be_given_again(here: Path) -> None:
+    history = ps.files_done("../in")
+    base = ps.write_savepoint(here / "new", {}, job=reading("../in"), sources={"files": history})
+    splits, moved = ps.open_state(base).read("files", "splits"), reading("../in/below")
+    sources = {"files": splits}
+    again = ps.write_savepoint(here / "again", {}, base=base, job=moved, sources=sources)
+    assert done_in(again) == {*history}
+    sources = {"files": {**history, str(here / "in" / "other.parquet"): ps.END}}
+    with pytest.raises(ps.StateError, match=r"other.parquet' is not in .*/below, which the source"):
+        ps.write_savepoint(here / "wrong", {}, base=base, job=moved, sources=sources)
+
+
 def payload_of(path: str) -> bytes:
     return json.dumps({"path": path, "size_bytes": 1}).encode()
 
