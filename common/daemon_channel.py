@@ -17,7 +17,6 @@ class DaemonChannel:
     Args:
         address: host:port.
         token: the cluster's secret; a certificate takes its place.
-        options: of the channel.
         tls: of this daemon, None = it speaks plain.
 
     Attributes:

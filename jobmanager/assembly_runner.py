@@ -109,7 +109,6 @@ async def leading(
 
     Args:
         config: of the cluster.
-        directory: the daemon's directory.
         leader: it, as LEADER knows it.
         kept: the store of what the JobManagers of the cluster keep.
         storage: that of uploaded code and data.

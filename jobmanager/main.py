@@ -54,7 +54,6 @@ async def run_daemon(
 
     Args:
         config: of the cluster.
-        directory: the daemon's directory.
         end: ends the process, where it is one of several and its part is over.
     """
     with stop_requests() as stop, DaemonTls.running(config) as tls:

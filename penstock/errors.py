@@ -163,7 +163,6 @@ class CheckpointAborted(StreamError):
     """A checkpoint did not complete; the job runs on.
 
     Attributes:
-        checkpoint_id: which.
         reason: why, in a few words.
     """
 

@@ -62,10 +62,7 @@ class TaskManagerSite:
 
     Attributes:
         taskmanager_id: its name in the cluster.
-        config: the configuration.
-        jobmanagers: addresses of JobManagers.
         keyring: the cluster's secret, if there is one.
-        environment: environment variables.
         directory: of the daemon; logs and caches stay there.
         work: its own on disk, for files of slots.
         runtime: its own, for sockets.

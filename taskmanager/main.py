@@ -68,10 +68,7 @@ class TaskManagerDaemon:
     """One TaskManager.
 
     Args:
-        arguments: the command line.
-        config: the configuration.
         taskmanager_id: its name in the cluster.
-        environment: environment variables.
         forkserver_arguments: for tests that run other code in slots.
         user_umask: of slots, whose files are the user's; -1 = as this process has it.
     """

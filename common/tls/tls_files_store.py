@@ -51,7 +51,6 @@ class TlsFiles:
     """See the module. One thread uses it.
 
     Args:
-        paths: the files.
         verify_hostname: whether certificates must be for the host that was asked for.
 
     Raises:

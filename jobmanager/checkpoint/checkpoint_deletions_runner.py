@@ -23,7 +23,6 @@ class CheckpointDeletionsRunner:
 
     Args:
         store: its directory.
-        heads: its HEAD.
         claimed_savepoint: what it was started from.
         now_ms: the wall clock.
     """

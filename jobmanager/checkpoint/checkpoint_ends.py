@@ -40,7 +40,6 @@ class CheckpointEnds:
         completed: what can be restored from.
         files: of all of them.
         ids: of the job's checkpoints.
-        tasks: of the job.
         under_way: what has begun.
         requests: what has not.
         outbox: takes what is to be done.
@@ -137,7 +136,6 @@ class CheckpointEnds:
 
         Args:
             pending: it.
-            reason: why.
             detail: the same for people.
             instead: the later one that holds all that was asked for; None = none does.
         """

@@ -26,7 +26,6 @@ class CheckpointRequests:
     Args:
         settings: when checkpoints are taken.
         ids: of its checkpoints.
-        tasks: of the job.
         under_way: what has begun.
         outbox: takes answers.
         time: of the step.

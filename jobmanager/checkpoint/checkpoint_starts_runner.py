@@ -53,7 +53,6 @@ class CheckpointStartsRunner:
 
     Args:
         store: its directory.
-        heads: its HEAD.
         claimed_savepoint: what it was started from.
         leader_epoch: in whose name it acts.
         starts_from: what it is started from as long as it has no checkpoint of its own; "" = nothing.

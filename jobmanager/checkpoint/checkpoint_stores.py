@@ -26,7 +26,6 @@ class CheckpointStores:
         completed: what can be restored from.
         files: of all of them.
         ids: of the job's checkpoints.
-        tasks: of the job.
         under_way: what has begun.
         requests: what has not.
         ends: how they end.

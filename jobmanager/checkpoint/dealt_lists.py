@@ -34,7 +34,6 @@ def deal(
     """Deals out the split lists of finished subtasks.
 
     Args:
-        snapshots: of the checkpoint.
         alone: subtasks that begin again while the others run; None = all begin again.
         rebuilt: vertices whose subtasks begin from nothing whatever a checkpoint holds of them.
 

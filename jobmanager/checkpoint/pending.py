@@ -61,7 +61,6 @@ class PendingCheckpoint:
     """A checkpoint under way.
 
     Args:
-        checkpoint_id: its id.
         request: what it is taken for.
         triggered_at_ms: wall-clock time.
         started_ms: steady time.

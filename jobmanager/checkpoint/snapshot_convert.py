@@ -90,7 +90,6 @@ def finished_snapshot(
     """The snapshot of a subtask that had done all its work.
 
     Args:
-        vertex: of the subtask.
         subtask_index: within the vertex.
         done_splits: of a source: operator uid, and the splits it has read.
         last_states: of its collect sinks and functions.

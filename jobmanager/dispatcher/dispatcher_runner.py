@@ -64,7 +64,6 @@ class DispatcherRunner:
         artifacts: uploaded code and data.
         store: graphs of the jobs; names the leader epoch.
         results: rows of collect sinks.
-        labels: of failures.
         report_span: takes what is traced of jobs; None = nothing is.
     """
 

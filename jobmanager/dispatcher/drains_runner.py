@@ -55,7 +55,6 @@ class DrainsRunner:
     """The drains of the cluster.
 
     Args:
-        cluster: its TaskManagers.
         store: keeps what the next JobManager must know.
     """
 

@@ -106,9 +106,7 @@ def prepare_start(
     Args:
         job_id: of the job that is to be started.
         graph: stays as it is.
-        cluster: configuration of the cluster.
         is_running: whether a job of this id has not ended on this cluster.
-        has_ended: whether one has.
 
     Raises:
         JobRejected: it cannot be started from there.

@@ -51,7 +51,6 @@ def adopted(
     """The subtasks that have done their work, and the number of the attempt that did it.
 
     Args:
-        regions: of the job.
         restored: the checkpoint that the job goes on from, whole.
         held: what is there of what is pinned.
 

@@ -26,8 +26,6 @@ class ExceptionEntry:
     """A failure and what came of it.
 
     Attributes:
-        cause: of it all.
-        labels: of that cause.
         concurrent: failures that joined, the first ones.
         concurrent_count: all that joined.
         restarted: subtasks that are restarted because of it.
@@ -90,7 +88,6 @@ class ExceptionsHistory:
         Args:
             joined: it belongs to the restart, or the end, that the newest entry tells of.
             restarted: subtasks that are restarted because of it.
-            labels: of this cause.
             restart_number: restarts of the job so far, the one that follows included.
             delay_ms: from the failure to the restart; None = the job ends. Of one that joined, what is
                 left of it, which is not noted.

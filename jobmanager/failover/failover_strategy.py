@@ -119,7 +119,6 @@ def tasks_to_restart(
 
     Args:
         name: ``INDIVIDUAL`` needs a job without ``strategy_problem``; it then decides as ``REGION``.
-        regions: of the job.
         failed: subtasks whose attempts have failed.
         missing: partitions that failed consumers could not read.
         view: the rest of what is known.

@@ -18,7 +18,6 @@ class FailureLimits:
     """Counts failures against the limits of a job.
 
     Args:
-        settings: of the job.
         total: counted before.
         of_task: the same by subtask.
 

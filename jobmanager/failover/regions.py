@@ -47,7 +47,6 @@ class RegionGraph:
         plan: a plan without problems (``plan_problem``).
 
     Attributes:
-        plan: the plan.
         regions: producers before their consumers; the order is the same for equal plans.
 
     Example: a blocking edge separates what a pipelined one joins.

@@ -113,7 +113,6 @@ def over_cluster(cluster: Configuration, job: Mapping[str, object]) -> Configura
     """The configuration in force for a job.
 
     Args:
-        cluster: configuration of the cluster.
         job: the keys that the job sets.
 
     Raises:

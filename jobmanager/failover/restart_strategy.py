@@ -57,7 +57,6 @@ class RestartStrategy:
     """Decides failure by failure.
 
     Args:
-        settings: of the job.
         jitter: uniform in -1..1.
         is_recovered: an earlier JobManager has run the job.
         counts: what it had counted.

@@ -35,11 +35,7 @@ class JobEndsError(StreamError):
 
 
 class UncommittedError(JobEndsError):
-    """A checkpoint is complete, and its tasks have not heard of that before they were ended.
-
-    Attributes:
-        checkpoint_id: its id.
-    """
+    """A checkpoint is complete, and its tasks have not heard of that before they were ended."""
 
     def __init__(self, message: str, checkpoint_id: int) -> None:
         super().__init__(message)

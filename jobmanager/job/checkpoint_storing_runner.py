@@ -36,8 +36,6 @@ class CheckpointStoringRunner:
     Args:
         store: of its checkpoints.
         calls: to the store.
-        collects: its collect sinks.
-        results: their rows.
         post: takes events for the job's machine.
         fail: fails the job.
     """

@@ -42,7 +42,6 @@ class CheckpointWiring:
 
     Args:
         make: makes the coordinator once HEAD is known.
-        graph: the job's attempts.
     """
 
     def __init__(self, make: CoordinatorFactory, graph: ExecutionGraph) -> None:

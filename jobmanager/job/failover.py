@@ -63,9 +63,6 @@ class Failover:
     """Decides on the failures of one job.
 
     Args:
-        options: of the job.
-        regions: of its subtasks.
-        graph: its attempts.
         partitions: what can be read again.
     """
 
@@ -175,7 +172,6 @@ class Failover:
         """Decides on a failure.
 
         Args:
-            cause: what has happened.
             failed: whose attempts are over; ``ALL`` = everything is to begin again.
             missing: what could not be read.
             now_ms: the wall clock.

@@ -100,7 +100,6 @@ def checked_reads(
 
     Args:
         newest: attempts.
-        plan: of their job.
         done: what has nothing to send any more, whichever attempt of it did so.
         spares: whether a subtask goes on where others have begun again.
     """

@@ -215,7 +215,6 @@ def unbegun(
     """Subtasks of regions that had not begun.
 
     Args:
-        regions: of the job.
         newest: the attempts that count.
         done: what has done its work and is nowhere any more.
         begun: whether something else says of a subtask that it had begun.

@@ -33,7 +33,6 @@ class HistoryRunner:
     Args:
         master: its machine.
         directory: its own in the checkpoint store; "" = the JobManager's memory.
-        gauges: numbers of its checkpoints.
         earlier: what is known from earlier JobManagers.
         jobs: keeps the record; None where the job ends with this JobManager.
         in_order: runs actions of one lane one after the other.

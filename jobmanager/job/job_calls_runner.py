@@ -26,7 +26,6 @@ class JobCallsRunner:
     Attributes:
         calls: those that are made whether the job has ended or not.
         timeout_ms: how long each may take.
-        ended: the job has.
     """
 
     def __init__(self, job_id: str, timeout_ms: int, gauges: CheckpointGauges) -> None:

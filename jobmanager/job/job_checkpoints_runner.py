@@ -66,7 +66,6 @@ class JobCheckpointsRunner:
     """The checkpoints of one job, as its actor sees them.
 
     Args:
-        job: the job.
         store: where its checkpoints are kept; None = it takes none.
         jobs: has its record.
         results: rows of its collect sinks.

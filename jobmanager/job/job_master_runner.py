@@ -69,7 +69,6 @@ class JobMasterRunner:
     Args:
         job: what to run.
         cluster: where slots come from.
-        leader_epoch: fence of every call.
         publish: called at each change of the job's state, but for its end.
         end: called with the state that the job ends in; returns when that is safe, and published.
         jobs: keeps the job's attempt numbers.

@@ -38,7 +38,6 @@ class JobOperation:
         wanted: format of a savepoint, what happens behind the barrier of a stop, what becomes of what a TaskManager
             keeps; by its name.
         format: of the savepoint of a stop, by its name; "" = an earlier version has not noted it.
-        error: why it failed.
         checkpoint_id: what was taken; 0 = nothing yet.
         is_uploaded: all of it was written anew, since it lies in another store.
         progress: what it waits for.

@@ -36,7 +36,6 @@ class JobOptions:
         operations: what its record has of what users have asked of it.
         taskmanagers: which have run its attempts under the earlier one, and where they are called.
         jitter: of its restarts' delays, uniform in -1..1.
-        labels: of its failures.
         exceptions_max: entries of its exceptions history.
         speculation: when subtasks are so slow that they get rivals; None = never.
         history: what has become of it under earlier ones.

@@ -34,7 +34,6 @@ def encode_history(
 
     Args:
         directory: the job's in the checkpoint store; "" = the JobManager's memory.
-        numbers: of its checkpoints.
         running_at_ms: when all of it ran for the first time; 0 = it has not.
     """
     failures = master.kept_failures()

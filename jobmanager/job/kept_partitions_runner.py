@@ -22,9 +22,7 @@ class KeptPartitionsRunner:
 
     Args:
         job_id: whose they are.
-        plan: of the job.
         cluster: TaskManagers and shared storage.
-        log: of the job.
     """
 
     def __init__(

@@ -18,8 +18,6 @@ class PersistedInputsRunner:
     """The persisted inputs of one job.
 
     Args:
-        graph: of the job.
-        held: what TaskManagers hold.
         endpoint_of: the partition server of a TaskManager; raises ``TaskManagerLost`` where there is none.
     """
 

@@ -34,12 +34,7 @@ class _Output:
 
 
 class PromotionRunner:
-    """Promotes the partitions of one job.
-
-    Args:
-        held: what TaskManagers hold.
-        clock: tells when.
-    """
+    """Promotes the partitions of one job."""
 
     def __init__(
         self, job_id: str, graph: graph_pb2.JobGraph, held: HeldPartitionsRunner, clock: Clock

@@ -62,9 +62,7 @@ class RecoverySpans:
         """The span that is over where nothing is on its way any more.
 
         Args:
-            phases: of the groups.
             failed_ms: when the last failure was noticed; 0 = nothing has failed.
-            attributes: facts about it.
         """
         phase = next((name for phase, name in _ORDER.items() if phase in phases), None)
         if phase is None:

@@ -51,10 +51,7 @@ class Speculation:
     """The rivals of one job.
 
     Args:
-        options: of the job.
-        regions: of its subtasks.
         graph: its attempts; keeps the rivals too.
-        lease: its slots.
         partitions: what attempts have written.
         deployments: what attempts are told.
 

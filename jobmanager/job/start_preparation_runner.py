@@ -40,18 +40,13 @@ class StartPreparationRunner:
     """Prepares starts.
 
     Args:
-        job: the job.
-        record: of the job.
         store: of its checkpoints; None = it takes none, and ``storing`` and ``savepoints`` are None as well.
-        storing: stores them.
         savepoints: its savepoints.
         operations: are gone on with behind the first start.
         reports: what has become of its checkpoints.
         calls: to the store.
         sweeps: of what dead attempts have left.
         repeated: output that may be there twice.
-        collects: its collect sinks.
-        results: their rows.
         post: takes events for the job's machine.
         is_recovered: the job was another JobManager's: until it has been prepared once, what cannot be read
             is tried again, and fails nothing.

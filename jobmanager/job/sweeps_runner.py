@@ -31,7 +31,6 @@ class SweepsRunner:
     Args:
         call: runs a blocking call to the store; raises a StreamError where it fails or the job has ended.
         in_order: runs actions of one lane one after the other.
-        ended: the job has.
     """
 
     def __init__(

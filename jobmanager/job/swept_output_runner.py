@@ -58,7 +58,6 @@ class OutputSweepsRunner:
     """The hidden output of one job that ends, on all TaskManagers: it lies where some of them can reach it.
 
     Args:
-        cluster: the TaskManagers.
         in_order: runs actions of one lane, a TaskManager, one after the other.
     """
 

@@ -40,7 +40,6 @@ class UserOperationsRunner:
 
     Args:
         operations: keeps them.
-        requests: to the coordinator.
         savepoints: takes them; None = the job takes no checkpoints.
         calls: to the store.
         savepoint_directory: in which savepoints are made where nobody names another; "" = there is none.

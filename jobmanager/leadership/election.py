@@ -40,7 +40,6 @@ class LeaderNode:
 
     Attributes:
         address: host:port of its gRPC server.
-        epoch: its leader epoch.
         node: its node in the election.
     """
 

@@ -63,7 +63,6 @@ class HeartbeatMonitor:
     """Deadlines of the registered TaskManagers.
 
     Args:
-        interval_ms: time between two heartbeats.
         timeout_ms: silence after which a TaskManager is lost.
 
     Example: silence is looked at twice, one interval apart.

@@ -54,8 +54,6 @@ class PartitionTracker:
     """Follows the attempts of a job's producers.
 
     Args:
-        regions: of the job.
-        graph: its attempts.
         keeps_all: nothing of current attempts is released before the job's end: checkpoints may refer to it.
         shares_spill: blocking partitions are written to shared storage.
     """
@@ -187,7 +185,6 @@ class PartitionTracker:
         """An attempt of an earlier JobManager has done its work.
 
         Args:
-            attempt: which.
             held: TaskManagers that have what is still there of what it has written.
         """
         for group in self._regions.written_by(attempt.key.subtask):

@@ -26,7 +26,6 @@ class OpenPorts:
 
     Args:
         config: of the cluster.
-        token: of the cluster.
         made_token_file: holds the token that this JobManager has made for its user, None where it was given one.
 
     Raises:
@@ -99,7 +98,6 @@ async def open_ports(
 
     Args:
         config: of the cluster.
-        directory: the daemon's directory.
 
     Raises:
         StreamError: a port or a token is not to be had.

@@ -64,7 +64,6 @@ class TaskManagerClient:
         taskmanager_id: for error messages.
         address: host:port.
         token: the cluster's secret, "" without one.
-        leader_epoch: fence of every call.
         rpc_timeout_ms: deadline of a call.
         silence_max_ms: how long the TaskManager may pause without a call failing.
         incarnation: which start of the TaskManager the calls are for.

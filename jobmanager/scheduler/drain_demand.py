@@ -11,7 +11,6 @@ class JobThere:
     """A job that has slots of the TaskManager.
 
     Attributes:
-        slots: how many.
         takes_checkpoints: its subtasks can leave with one of them.
         is_batch: it comes to an end by itself.
     """

@@ -207,7 +207,6 @@ class HeldPartitionsRunner:
         """Drops what one TaskManager holds of a name; returns how many partitions that were.
 
         Args:
-            name: which.
             job_id: whose; "" = of all jobs.
 
         Raises:

@@ -81,7 +81,6 @@ class SplitAssigner:
         """A restored split stays with the subtask it was restored to.
 
         Args:
-            split_id: the split.
             subtask_index: who has it.
             load: what is left to read of it.
         """

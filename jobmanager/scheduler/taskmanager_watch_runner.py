@@ -20,7 +20,6 @@ class TaskManagerWatch:
     """The watch over one TaskManager.
 
     Args:
-        connection: to it.
         on_refused: it is gone.
         on_doubt: a witness could not reach it.
     """

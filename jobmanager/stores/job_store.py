@@ -311,7 +311,6 @@ class JobStore:
         """The job has ended; what is to be deleted of it may be there yet.
 
         Args:
-            end: how.
             operations: as ``note_operations``.
             history: what has become of it; None = what was noted.
 

@@ -34,7 +34,6 @@ class SharedSpillStore:
     """The cluster's part of the storage. Every call blocks.
 
     Args:
-        store: it.
         uri: its name, as TaskManagers are told.
     """
 

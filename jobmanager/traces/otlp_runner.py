@@ -37,7 +37,6 @@ class OtlpReporter:
         endpoint: of the collector, with its path.
         timeout_s: for one batch, all attempts to send it included.
         jobmanager_id: of this JobManager.
-        cluster_id: of its cluster.
     """
 
     def __init__(

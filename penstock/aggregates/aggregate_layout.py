@@ -83,7 +83,6 @@ class GroupColumnSpec:
     """What is kept per group where a number is not enough.
 
     Attributes:
-        function: name of the aggregate.
         column: the input column, None = the row.
         input_type: type of the column's values, None for rows.
         output_type: type of the result column.

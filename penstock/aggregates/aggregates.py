@@ -147,7 +147,6 @@ class Aggregate:
         """The aggregate as it travels.
 
         Args:
-            name: the output column.
             operator: the operator's name, for errors about what cannot be pickled.
         """
         proto = graph_pb2.Aggregate(

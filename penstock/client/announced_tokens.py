@@ -33,7 +33,6 @@ class FoundToken:
 
     Attributes:
         address: where to connect to, never a name that others might answer to.
-        token: its secret.
     """
 
     address: str

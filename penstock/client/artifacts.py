@@ -36,7 +36,6 @@ class LocalArtifact:
         id: sha256 of the content, hex.
         name: the file name a person knows it by.
         kind: ``CODE`` or ``DATA``.
-        data: the content.
     """
 
     id: str

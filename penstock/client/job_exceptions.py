@@ -13,7 +13,6 @@ class Failure:
 
     Attributes:
         error_class: name of the class of ``penstock.errors`` that it is.
-        message: what happened.
         traceback: of the user's code; "" = none of it raised.
         cause_chain: classes of what was raised and of what caused that, the outermost first.
         vertex: id of the vertex; "" = it belongs to none.

@@ -24,7 +24,6 @@ def read_secret(path: Path, what: str) -> str:
     """The content of a file that this user alone can read.
 
     Args:
-        path: the file.
         what: what to call it in an error.
 
     Raises:

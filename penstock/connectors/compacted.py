@@ -226,7 +226,6 @@ def with_archives(
     """The manifest with what is in its archives.
 
     Args:
-        path: of the manifest.
         read: reads an archive, by its path.
 
     Raises:

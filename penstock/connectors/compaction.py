@@ -88,7 +88,6 @@ class Plan:
     """How a compaction works.
 
     Attributes:
-        run: its name.
         now_ms: since the epoch.
         target_bytes: size that merged files get; files of half of it are left as they are.
         keep_ms: for how long replaced files stay.

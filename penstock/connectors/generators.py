@@ -27,7 +27,6 @@ def generator_source(
 
     Args:
         pickled_fn: the function.
-        schema: of the batches.
         rows: how many; None = endless.
         rate: rows per second over all subtasks; None = as fast as it goes.
 

@@ -26,7 +26,6 @@ def with_partition_columns(
     """The schema of the files with the columns of their directories, which win over the files' own of that name.
 
     Args:
-        schema: of the files.
         found: by file what its directories say, see ``listing.partition_values``.
         optional: columns that files may be without.
 

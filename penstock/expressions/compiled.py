@@ -73,11 +73,7 @@ class BadRow(BadRecord):
 
 
 class CompiledExpression:
-    """Computes one expression for batches of one schema.
-
-    Attributes:
-        type: of the values.
-    """
+    """Computes one expression for batches of one schema."""
 
     __slots__ = ("_constant", "_evaluate", "text", "type")
 

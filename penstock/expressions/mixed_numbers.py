@@ -27,7 +27,6 @@ def of_floats(kernel: Apply, types: Sequence[pa.DataType], first: int = 0) -> Ap
 
     Args:
         kernel: of arguments of these types.
-        types: of the arguments.
         first: index of the first argument that is a value among values.
 
     >>> multiply = of_floats(pc.get_function("multiply").call, [pa.int64(), pa.float64()])

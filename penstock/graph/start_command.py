@@ -12,7 +12,6 @@ def start_command(
     """The command; a call where no command has submitted the job.
 
     Args:
-        name: of the job.
         path: what to start from.
         run_options: the script and its options, as ``penstock run`` takes them.
         run_arguments: of the script.

@@ -71,7 +71,6 @@ class StateShape:
     """A state as its loop sees it.
 
     Attributes:
-        attribute: of the function.
         kind: see ``result_kind``.
         low: the least integer that it holds.
         default: what it gives where it has none; None = nothing.
@@ -90,7 +89,6 @@ class FunctionShape:
 
     Attributes:
         columns: of its input, without event time.
-        keys: names of key columns.
         results: of its output, without event time.
         states: by attribute.
         constants: numbers by the name that the function reads: of its module, or ``self.limit``.

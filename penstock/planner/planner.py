@@ -79,7 +79,6 @@ class Planner:
 
     Args:
         nodes: the job's nodes, inputs first (``logical.reachable``).
-        config: the job's configuration.
     """
 
     def __init__(self, nodes: Sequence[Node], config: Configuration) -> None:

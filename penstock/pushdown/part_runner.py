@@ -28,7 +28,6 @@ class CompiledPart:
 
     Attributes:
         operators: names of the operators that were compiled.
-        input_count: how many there are.
     """
 
     operators: tuple[str, ...]

@@ -49,7 +49,6 @@ class KeyedSpool:
     """Takes the rows of all states of an operator, then gives them out as runs.
 
     Args:
-        max_parallelism: number of key-groups.
         instance: unique for this operator of this savepoint; letters and digits.
         directory: for what does not fit into memory; it is there, and empty.
         where: the operator, for messages.

@@ -49,7 +49,6 @@ class StateTableInfo:
         kind: "value", "list", "map", "group" (accumulators of windows or of running aggregates), "sessions", "counts"
             (windows of so many rows), "rows", "timers"; of an operator as a whole "split list", "union list",
             "broadcast map", "splits", "done splits".
-        schema: of the table.
     """
 
     name: str
@@ -64,7 +63,6 @@ class StoredOperator:
     Attributes:
         kind: "process", "window_aggregate", "source", ...
         parallelism: subtasks that it had.
-        max_parallelism: number of its key-groups.
     """
 
     uid: str
@@ -95,7 +93,6 @@ class StateTables:
     Attributes:
         path: of the savepoint, or of the one checkpoint.
         job_id, job_name: of the job that it was taken of.
-        checkpoint_id: its number.
         is_savepoint: or else a checkpoint.
         operators: those with state, in the order of the job's graph.
     """

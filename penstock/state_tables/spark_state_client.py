@@ -54,7 +54,6 @@ def read_state(spark: SparkSession, path: str | PathLike[str], uid: str, state: 
     Args:
         path: of a savepoint, of a job's checkpoints (its newest one is meant), or of one ``chk-<n>``; also ``s3://``. Both
             this process and Spark's executors have to see it.
-        state: its name.
 
     Raises:
         StateError: there is no such state, or a column has a type that Spark has not.

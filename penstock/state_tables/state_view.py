@@ -48,8 +48,6 @@ class StateView:
     """A state of an operator.
 
     Args:
-        name: of the state.
-        kind: of the table.
         stored_schema: of its rows in runs.
         declared: what is known of the operator.
         ttl_ms: how long values live; 0 = for ever.
@@ -58,8 +56,6 @@ class StateView:
         name: as the function declares it, or the operator calls it.
         kind: "value", "list", "map", "group", "sessions", "counts", "timers", "rows".
         stored_schema: of stored rows.
-        schema: of the table.
-        key_count: columns of the key.
     """
 
     def __init__(

@@ -30,9 +30,6 @@ class ReadableValues:
 
     Raises:
         StoreCorrupt: this version knows no such codec.
-
-    Attributes:
-        type: of the readable column.
     """
 
     def __init__(self, codec: str) -> None:

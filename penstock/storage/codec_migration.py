@@ -40,7 +40,6 @@ def field(
     """A field of a struct in a state, with what becomes of values that were stored before it was there.
 
     Args:
-        name: of the field.
         type: an Arrow type.
         alias: what the field was called when values were stored.
         default: what it is where stored values have no such field.

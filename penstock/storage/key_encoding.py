@@ -113,7 +113,6 @@ class KeyBatch:
     """The keys of n rows.
 
     Attributes:
-        types: the key's column types.
         loops: implementation of the inner loops, also for what is computed later.
         fixed: int64[n] canonical words where the key is one fixed-width column, else None.
         nulls: bool[n], with ``fixed`` only: rows whose key is null (their word is 0); None when no
@@ -234,7 +233,6 @@ def decode_keys(
     """Inverse of ``encode_keys`` for keys of bytes.
 
     Args:
-        types: the key's column types.
         data: uint8[...] encoded keys.
         offsets: int64[n + 1] bounds of the keys in ``data``; a single fixed-width column may be
             decoded too, from keys as ``KeyBatch.to_bytes`` gives them.

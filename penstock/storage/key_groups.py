@@ -61,7 +61,6 @@ def key_group_of(hashes: UInt64Array, max_parallelism: int) -> UInt16Array:
 
     Args:
         hashes: uint64[n], see ``penstock.storage.hashing``.
-        max_parallelism: number of key-groups.
     """
     check_parallelism(1, max_parallelism)
     if max_parallelism & (max_parallelism - 1) == 0:
@@ -99,8 +98,6 @@ def owners(hashes: UInt64Array, parallelism: int, max_parallelism: int) -> UInt1
 
     Args:
         hashes: uint64[n].
-        parallelism: number of subtasks.
-        max_parallelism: number of key-groups.
     """
     check_parallelism(parallelism, max_parallelism)
     groups = key_group_of(hashes, max_parallelism)

@@ -73,7 +73,6 @@ def key_kind(type_: pa.DataType, column: str = "") -> KeyKind:
     """How a key column of this type is represented.
 
     Args:
-        type_: type of the column.
         column: its name, for the message.
 
     Raises:

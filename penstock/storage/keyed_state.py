@@ -45,7 +45,6 @@ class StatePieces:
     """What one subtask has of a state.
 
     Attributes:
-        snapshot: of the subtask.
         table: as the snapshot calls it.
         schema: of the rows in runs.
     """
@@ -78,8 +77,6 @@ class StoredKeyedState:
         name: as the function declares it, or as the operator calls it.
         kind: "value", "list", "map", "group", "timers", "rows", "sessions", "counts".
         backend: "hashmap" or "rocksdb"; canonical savepoints of either say "hashmap".
-        max_parallelism: number of key-groups.
-        key_types: of the key's columns.
         codec: of values, of a list's items, of a map's values, without time stamps; None = of another kind.
         map_key_codec: of a map's keys.
         ttl_ms: 0 = values live for ever.

@@ -45,7 +45,6 @@ def sorted_batch(
     """A batch of a segment.
 
     Args:
-        schema: of the segment.
         key_groups: uint16[n], in any order.
         columns: the other columns of the schema, n rows each.
     """

@@ -34,7 +34,6 @@ class SegmentPlace:
     """Where a segment is.
 
     Attributes:
-        handle: of its file.
         offset, size_bytes: within it.
         parts: what it consists of; none where it was written before there were any.
         name: of the file and of whose state it is, for messages.

@@ -26,7 +26,6 @@ class ColumnPlan:
     """How the rows of one file get the source's columns.
 
     Attributes:
-        path: of the file.
         output: schema of the source's rows.
         file_schema: the declared columns that are read from the file, in order of ``output``.
         declared_names: all columns that were declared of the file, in order.

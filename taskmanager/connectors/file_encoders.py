@@ -142,7 +142,6 @@ def file_encoder(format: str, file: BinaryIO, schema: pa.Schema) -> FileEncoder:
     Args:
         format: "parquet" | "csv" | "json"
         file: open for writing.
-        schema: of all batches.
     """
     if format == "parquet":
         return ParquetEncoder(file, schema)

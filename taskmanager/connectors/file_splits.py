@@ -36,7 +36,6 @@ class FileSplit:
     """The payload of a split: what was found at discovery.
 
     Attributes:
-        path: of the file.
         size_bytes: of the file.
         first_row_group: of a Parquet file.
         end_row_group: behind the last one, -1 = all of the file.
@@ -168,7 +167,6 @@ def min_event_times(metadata: Any, event_time: pa.Field | None, groups: range) -
     """The smallest event time of each row group; None where its statistics do not say.
 
     Args:
-        metadata: of the Parquet file.
         event_time: the declared column that event time is taken from, None = it is no column of the file.
     """
     column = -1 if event_time is None else _column_index(metadata, event_time)

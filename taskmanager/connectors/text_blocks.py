@@ -59,7 +59,6 @@ class ParsedBlock:
         end: the offset behind it.
         end_checksum: of the text up to there.
         next: where the next one starts.
-        batch: its good rows.
         bad: its malformed rows, and what is wrong behind it.
         given: rows that were handed out before.
         text: starts with the block's.

@@ -63,7 +63,6 @@ class CompressedText(TextBytes):
     """Decompressed as it is read; going back begins at the start again.
 
     Args:
-        file: the compressed file.
         end: bytes of it that belong to the text.
         compression: "gzip" | "zstd" | "bz2"
         version: of the file that was found: the end of another one may lie elsewhere.

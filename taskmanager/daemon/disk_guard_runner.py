@@ -24,7 +24,6 @@ class DiskGuardRunner:
     """Looks once a second.
 
     Args:
-        directory: the spill directory.
         limits: below which free space something is done.
         clock: measures how long slots have waited for space.
         set_spilling: tells every slot whether it may write to the directory.

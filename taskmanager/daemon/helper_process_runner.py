@@ -42,10 +42,8 @@ class HelperProcessRunner:
     """Keeps one such process running.
 
     Args:
-        kind: what it is.
         configuration: what it is told: its name, its addresses and what it needs besides.
         log_file: takes what it prints.
-        forkserver: makes the process.
         clock: measures how long it has lived.
     """
 

@@ -49,8 +49,6 @@ class PartitionKeeper:
     """The partitions of this TaskManager.
 
     Args:
-        directory: the spill directory.
-        server: serves them.
         clock: measures the JobManager's absence.
         grace_ms: how long partitions are kept while it is away.
         is_registered: whether it is there now.
@@ -199,7 +197,6 @@ class PartitionKeeper:
         """Removes what was promoted under a name; returns how many partitions that were.
 
         Args:
-            name: which.
             job_id: whose; "" = of all jobs.
 
         Raises:

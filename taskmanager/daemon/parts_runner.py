@@ -16,7 +16,6 @@ class DaemonPart:
     """One thing that starts and stops.
 
     Attributes:
-        name: of the part.
         start: returns when later parts may rely on this one.
         stop: undoes ``start``, also where that has failed.
     """

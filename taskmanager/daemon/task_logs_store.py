@@ -31,7 +31,6 @@ def find_logs(job_directory: Path, vertex: str, subtask_index: int) -> list[Task
     """The logs of a job on this machine.
 
     Args:
-        job_directory: the job's logs.
         vertex: "" = all.
         subtask_index: -1 = all.
     """

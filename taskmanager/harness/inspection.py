@@ -32,7 +32,6 @@ def state_of(opened: Opened, name: str, key: Any, operator: str | None) -> Any:
     """The content of a declared state.
 
     Args:
-        name: of the state.
         key: of the rows; a tuple where there are several key columns; ``...`` = none was given.
         operator: whose; needed where several operators have a state of that name.
 

@@ -42,7 +42,6 @@ class AccumulatorOverflowError(OverflowError):
     """A sum left the range of int64.
 
     Attributes:
-        accumulator: index of the accumulator.
         row: row of the batch whose value did not fit.
     """
 

@@ -147,8 +147,6 @@ def upsert_fixed(
     Args:
         keys: int64[n] key words.
         nulls: bool[n] or empty.
-        records: the table.
-        state: counters.
         free: stack of dense indices.
         index_column: column of the dense index, -1 for none.
         limit: keys the table may hold before it must grow.

@@ -40,7 +40,6 @@ def distinct(keys: KeyBatch, kernels: Kernels | None = None) -> tuple[Int64Array
     """Groups the rows of a batch by key, groups in order of first appearance.
 
     Args:
-        keys: the rows' keys.
         kernels: implementation, for tests.
 
     Returns:

@@ -52,7 +52,6 @@ class Rows:
     """Records of some keys, row by row.
 
     Attributes:
-        keys: the keys.
         accumulators: one array per accumulator.
         validity: per accumulator bool[n], False where it has no value; None where all have.
     """
@@ -138,7 +137,6 @@ class RecordTable:
         """Adds a batch of n rows.
 
         Args:
-            keys: the rows' keys.
             values: per accumulator int64[n], uint64[n] or float64[n] as its kind says (narrower
                 types are widened); None for a COUNT of rows.
             valid: per accumulator bool[n], where False the row leaves the accumulator alone; None

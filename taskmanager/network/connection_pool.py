@@ -46,7 +46,6 @@ class ConnectionPool(ConnectionOwner):
         partitions: what peers may read.
         post: adds mail to the process's mailbox.
         clock: for deadlines.
-        transport: carries the frames.
         gateway: the way to other hosts; None = this process connects to them, and they to it.
         on_unreachable: called with the endpoint of a process that the connection to is lost, or could not be
             made, and why; once, until it has been reached again.

@@ -58,7 +58,6 @@ class InputChannel:
     Args:
         index: the channel's index in its gate.
         name: which subpartition of which producer it reads, for messages.
-        credit_bytes: the credit window.
         on_data: called when the channel has something to take after it had nothing.
         on_failure: called when the channel cannot go on, with the reason.
     """

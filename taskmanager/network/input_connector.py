@@ -68,7 +68,6 @@ class InputConnector(SupplyListener):
     """The channels of one slot process.
 
     Args:
-        connections: to other processes.
         registry: the partitions of this one.
         now_ns: monotonic time.
         wait_ms: how long a kept channel stays without its producer.

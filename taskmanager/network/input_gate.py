@@ -81,9 +81,6 @@ class InputGate:
     """Reads the channels of one subtask.
 
     Args:
-        specs: of the channels.
-        credit_bytes: a credit window.
-        counters: of the subtask.
         supply: is told when a kept channel has lost its producer; needed where there are such channels.
         on_available: ``poll`` may have something after it had nothing.
         on_error: called once, when a channel cannot go on.

@@ -63,7 +63,6 @@ class Subscribe:
     """A consumer asks for one subpartition; the frame's channel is the id it chose.
 
     Attributes:
-        credit_bytes: the credit window.
         consumer: who asks, for messages.
         consumer_attempt: which attempt of it.
         first_row: the first row it wants, counted from the start of the job.

@@ -61,7 +61,6 @@ class PartitionContext:
         batch_rows: rows of a full batch.
         batch_bytes_max: a batch being collected is cut beyond this size.
         buffer_timeout_ms: how long rows may wait for their batch to fill; 0 = not at all.
-        counters: of the subtask.
         now_ns: monotonic time.
         on_available: the partition may be able to take a batch again, or has been consumed.
         on_error: serving a consumer failed outside of a call of the subtask.

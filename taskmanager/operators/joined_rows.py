@@ -27,7 +27,6 @@ class JoinSide:
 
     Attributes:
         schema: of its batches, event time included.
-        keys: its key columns.
     """
 
     def __init__(self, keys: Sequence[str], schema: bytes) -> None:

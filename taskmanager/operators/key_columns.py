@@ -20,7 +20,6 @@ class KeyColumns:
 
     Args:
         names: the key columns; none = one window for all rows.
-        schema: of the batches.
     """
 
     def __init__(self, names: Sequence[str], schema: pa.Schema) -> None:

@@ -34,7 +34,6 @@ class WatermarkState:
 
     Args:
         context: with the restored lists.
-        name: of the list.
     """
 
     def __init__(self, context: OperatorContext, name: str = "watermark") -> None:
@@ -79,7 +78,6 @@ class RangeWatermarks:
 
     Args:
         items: (watermark, first key-group, last key-group) each; the last one counts.
-        key_groups: of the subtask.
         max_parallelism: number of key-groups of the operator.
     """
 

@@ -70,7 +70,6 @@ class RunningPreAggregateOperator(Operator):
 
     Args:
         spec: the operator; both its schemas are those of the rows.
-        keys: the key columns.
         aggregates: those that partial rows can stand for.
     """
 

@@ -26,7 +26,6 @@ class ProcessCollector(Collector):
     Attributes:
         indexes: per result the row or timer.
         flat: values of results, one after the other in the order of the schema.
-        results: results.
         side_results: (tag, row, index) of those for side outputs.
     """
 

@@ -43,7 +43,6 @@ class FunctionStates:
 
     Args:
         function: gets its bound states as attributes.
-        info: its kind.
         key_types: of the key columns; None = unkeyed.
         scope: what its states of keys look at.
         numbers: kinds of the states that a compiled function uses, by attribute.

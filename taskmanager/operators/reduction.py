@@ -154,11 +154,7 @@ class ReducedRows(SequencedColumn):
 
 
 class RowReducer:
-    """Calls the user's function.
-
-    Attributes:
-        schema: of its rows.
-    """
+    """Calls the user's function."""
 
     def __init__(self, operator: graph_pb2.Operator) -> None:
         self._name = operator.name

@@ -45,7 +45,6 @@ class RowResults:
         """The output batch and what the error policy makes of the rest.
 
         Args:
-            batch: the input.
             results: of the function, n values.
             indexes: per result the row of ``batch`` it was made from, ascending.
         """

@@ -28,7 +28,6 @@ class SliceBundle:
 
     Args:
         spec: the operator; both its schemas are those of the rows.
-        keys: the key columns.
         aggregates: those that partial rows can stand for.
     """
 

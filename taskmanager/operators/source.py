@@ -333,7 +333,6 @@ class SourceOperator:
         """Where rows of the batch handed out last stand, as a person finds them.
 
         Args:
-            rows: how many it had.
             index: which of them it is about, None = any.
         """
         if self._last is None:

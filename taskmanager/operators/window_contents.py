@@ -106,7 +106,6 @@ class FiredInstances:
     """Sessions or count windows that fire.
 
     Attributes:
-        instances: their numbers.
         keys: per key column the key of each.
         starts: int64[n] first millisecond; window index for count windows.
         ends: int64[n] first millisecond after; None for count windows.
@@ -153,7 +152,6 @@ class InstanceContents(ABC, Generic[S]):
         """Called once before anything else.
 
         Args:
-            context: of the operator.
             state: asks the backend for what ``new_state`` has made; asked again in every call.
         """
         self.context = context

@@ -124,7 +124,6 @@ class WindowPreAggregateOperator(Operator):
 
     Args:
         spec: the operator; both its schemas are those of the rows.
-        keys: the key columns.
         aggregates: decomposable ones.
         window: tumbling or sliding in event time.
         out_of_orderness_ms: the bound of the event times, None = it is not known.

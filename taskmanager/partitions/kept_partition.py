@@ -45,7 +45,6 @@ class KeptPartition(ResultPartition, Producer):
     Args:
         retention: which kind.
         cache: of the slot process.
-        files: of the partition.
         first_rows: subpartition -> offset of its first row, 0 where it is not named.
         unread: subpartitions that nobody will read.
     """

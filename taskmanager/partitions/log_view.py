@@ -48,7 +48,6 @@ class LogView(SubpartitionView):
     """A cursor.
 
     Args:
-        log: of the subpartition.
         row: offset of the first row that is wanted; the log has it, or will have.
         reader_attempt: of the consumer.
         read_file: reads a file of the log.

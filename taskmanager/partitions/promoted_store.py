@@ -115,7 +115,6 @@ class PromotedStore:
         """Removes what is under a name; returns how many partitions that were.
 
         Args:
-            name: which.
             job_id: whose; "" = of all jobs.
 
         Raises:

@@ -46,7 +46,6 @@ class SpillFile:
         first_row: offset of its first row.
         rows: how many it has, at least one.
         checksum: CRC-32 of the whole file.
-        format: of the file.
         groups: how many rows each of its row groups has; () = it is read as a whole.
         group: this stands for one row group of the file alone, which has the rows that are named.
 

@@ -113,7 +113,6 @@ class LocalPlace(PartitionPlace):
     Args:
         root: that directory.
         job_id: of the partition.
-        partition_id: which.
         choice: of the format of files.
     """
 
@@ -178,7 +177,6 @@ class SharedPlace(PartitionPlace):
         store: what the cluster has there.
         uri: its name, for messages.
         job_id: of the partition.
-        partition_id: which.
         choice: of the format of files.
     """
 

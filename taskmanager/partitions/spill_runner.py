@@ -55,7 +55,6 @@ class SpillRunner:
 
     Args:
         root: the spill directory of the TaskManager.
-        job_id: of the slot's job.
         submit: runs a call on an I/O thread.
         post: adds mail to the slot's mailbox.
         shared_calls: makes those to shared storage.
@@ -94,7 +93,6 @@ class SpillRunner:
         """The files of a partition.
 
         Args:
-            partition_id: which.
             choice: how they are written.
             shared: name of the shared storage that they lie on; "" = the disk of the TaskManager.
         """

@@ -18,7 +18,6 @@ class ProcessExit:
     """The end of a forked process.
 
     Attributes:
-        pid: the process.
         status: exit status, minus the number of the signal, or None when it is not known.
         reason: a sentence without its full stop.
     """

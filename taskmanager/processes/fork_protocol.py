@@ -76,7 +76,6 @@ class Exited:
     """A forked process has ended.
 
     Attributes:
-        pid: the process.
         status: exit status, or minus the number of the signal that killed it.
     """
 

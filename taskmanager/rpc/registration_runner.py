@@ -58,7 +58,6 @@ class RegistrationRunner:
 
     Args:
         identity: what the JobManager is told.
-        client: calls to the JobManager.
         clock: measures silence.
         grace_s: how long what runs is kept after the JobManager has been silent for
             ``heartbeat.timeout``.
@@ -183,7 +182,6 @@ class RegistrationRunner:
         """Tells the JobManager that this TaskManager ends; it may not hear. Nothing registers again.
 
         Args:
-            reason: why.
             timeout_s: for the JobManager to answer.
             is_planned: it was told to.
         """

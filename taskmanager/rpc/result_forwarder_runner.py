@@ -32,8 +32,6 @@ class ResultForwarder:
     """Pushes results of all slots.
 
     Args:
-        client: calls to the JobManager.
-        background: owns the tasks.
         leader_epoch: the epoch that the calls carry.
     """
 

@@ -31,7 +31,6 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
     """Serves ``TaskManagerInternal``; errors become statuses in the server's interceptor.
 
     Args:
-        supervisor: runs the slots.
         partitions: keeps what finished attempts have left behind.
         partition_endpoint: where that is served.
         local_state: keeps copies of snapshots.

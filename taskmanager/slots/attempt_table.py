@@ -123,7 +123,6 @@ class AttemptTable:
         """What a JobManager that takes the job over must know.
 
         Args:
-            endpoint: of the process.
             leader_epoch: of the leader under which it was started.
         """
         held = []
@@ -141,7 +140,6 @@ class AttemptTable:
         """Notes that an attempt shall end; False when it is unknown, has ended, or knows.
 
         Args:
-            attempt: which.
             is_final: its job is never gone on with, which one that is ending already may not know.
         """
         record = self._records.get(key_of(attempt))

@@ -74,7 +74,6 @@ class SlotEnvironment:
 
         Args:
             number: of the process: no two of the TaskManager have the same.
-            files: of the job.
             config: of the job.
             leader_epoch: the process is started under this leader.
             oldest_peer_epoch: slots of the job run on that were started under this one.

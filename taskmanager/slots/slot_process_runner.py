@@ -34,14 +34,10 @@ class SlotProcessRunner:
     """Runs the daemon's side of one slot process.
 
     Args:
-        slot_id: the slot.
-        job_id: the job it serves.
         taskmanager_id: for failure causes.
-        child: the process.
         channel: the line to it.
         log_file: what the process prints outside of any attempt.
         forkserver: ends the process.
-        clock: stamps failures.
         report_event: takes events for the JobManager.
         take_results: takes rows of collect sinks; waits while there is no room.
     """

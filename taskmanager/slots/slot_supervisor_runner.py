@@ -57,11 +57,6 @@ class SlotSupervisor:
 
     Args:
         environment: what all slots share.
-        table: who holds which slot.
-        forkserver: makes processes.
-        artifacts: files of jobs.
-        background: owns the tasks.
-        clock: stamps failures.
         report_event: takes events for the JobManager.
         take_results: takes rows of collect sinks.
     """

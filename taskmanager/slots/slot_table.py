@@ -113,8 +113,6 @@ class SlotTable:
         """Follows the leader with which this TaskManager has registered.
 
         Args:
-            cluster_id: its cluster.
-            leader_epoch: its epoch.
             kept: slots of an earlier leader that it takes over.
 
         Returns:
@@ -176,7 +174,6 @@ class SlotTable:
 
         Args:
             job_id: whose they are from now on.
-            slot_ids: the slots.
             allocation_id: number of the call.
 
         Raises:

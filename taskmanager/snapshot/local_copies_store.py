@@ -70,7 +70,6 @@ class LocalCopies:
         """A copy of a snapshot file that is about to be written.
 
         Args:
-            path: of the snapshot file.
             on_failure: called once when the copy cannot be written.
         """
         directory = self.snapshot_directory(path)

@@ -46,7 +46,6 @@ class SnapshotFiles:
         has_ended: asked before each read; nothing is read for an attempt that has ended.
         backups: takes copies of what is written; None = there are none.
         local: copies that are read where they are undamaged; None = none are.
-        counters: of the attempt.
         opened: opens the stores that handles name, and the directories of savepoints.
         new_name: makes what tells files of one checkpoint and attempt apart.
 

@@ -85,7 +85,6 @@ class Alignment:
 
     Attributes:
         first_at_ms: wall-clock time of the first.
-        bytes: input bytes processed meanwhile.
     """
 
     first_at_ms: int

@@ -73,7 +73,6 @@ class SparkDriverProcess:
         directory: of the driver's own files.
         code_paths: directories of the job's modules.
         session_id: of the session, where that is of Spark Connect.
-        output: of this process.
     """
 
     def __init__(

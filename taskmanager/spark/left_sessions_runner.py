@@ -78,7 +78,6 @@ def start_interrupt(
 
     Args:
         address: that leads to the session.
-        environment: of the process.
         log: takes what it prints; None = as this process has it.
 
     Raises:

@@ -181,11 +181,7 @@ def read_rows(
 
 
 def earlier_attempts(directory: Path) -> list[Path]:
-    """Directories that earlier attempts of the same subtask have left behind.
-
-    Args:
-        directory: of this attempt.
-    """
+    """Directories that earlier attempts of the same subtask have left behind."""
     name, _, attempt = directory.name.rpartition("-")
     return [
         path

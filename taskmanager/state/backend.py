@@ -49,7 +49,6 @@ class BackendEnvironment:
 
     Attributes:
         restored: snapshots with key-groups of this subtask, in the backend's own format or the run format.
-        reader: reads their files.
         work_directory: the backend's own, empty or missing; removed by ``close``.
         memory: what the states of the slot may take together.
         is_incremental: upload only what changed since the last confirmed checkpoint.

@@ -46,7 +46,6 @@ def sealed_batches(
     Args:
         schema: ``keyed_schema``.
         key_count: how many of the identity's columns are the key.
-        max_parallelism: number of key-groups.
         identity: columns of the changed rows.
         content: makes the columns of changed rows; called on an I/O thread.
         dead: identity columns of removed rows; may name rows that are there again.
@@ -85,7 +84,6 @@ def latest_rows(
     Args:
         batches: a whole chain, oldest segment first.
         schema: ``keyed_schema``.
-        identity_count: number of identity columns.
 
     Raises:
         TaskFailure: the rows are not of that schema.

@@ -89,7 +89,6 @@ def migration_of(
     """What makes stored values what is declared; None = they are, or nothing does.
 
     Args:
-        kind: of what is stored.
         stored: schema of its rows: the values are the last column.
         declared: the same, of the state as it is declared.
         now_ms: when values that get a time to live count as written.

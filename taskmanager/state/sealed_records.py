@@ -27,11 +27,9 @@ def record_batches(
     """Changed records of a table, exported while the table goes on changing: tombstones, then rows.
 
     Args:
-        records: the table.
         export: what to export of it.
         schema: key-group, tombstone mark, the columns of the records' keys, then ``content``.
         key_count: how many of the records' key columns decide the key-group.
-        max_parallelism: number of key-groups.
         content: makes the other columns.
 
     Raises:

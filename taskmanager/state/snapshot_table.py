@@ -99,7 +99,6 @@ class SnapshotTable(Protocol):
 
         Args:
             since_version: 0 for all content. Never smaller than that of ``forget``.
-            max_parallelism: number of key-groups.
         """
 
     def forget(self, version: int) -> None:

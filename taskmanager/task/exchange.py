@@ -58,7 +58,6 @@ class DataExchange:
         slot: who this process is.
         post: adds mail to the slot's mailbox.
         clock: for deadlines and the buffer timeout.
-        transport: carries the frames.
         on_unreachable: see ``ConnectionPool``.
         spill: where partitions go that are kept; None = they stay in memory.
         partition_wait_ms: how long a request waits for a partition that is not there.

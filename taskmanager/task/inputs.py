@@ -124,7 +124,6 @@ class GateInput:
     Args:
         gate: the channels.
         origins: told which of them the rows come from.
-        counters: of the subtask.
         has_own_event_time: the chain makes event time of its own: the gate's watermark is not its.
         input_of_channel: per channel the input of the vertex that it feeds.
     """

@@ -36,9 +36,6 @@ class OperatorContexts:
     """The contexts of one subtask's operators.
 
     Args:
-        deployment: of the subtask.
-        services: of its slot.
-        counters: of the subtask.
         origins: whose watermarks it hears.
         state: gets the backends that are opened.
         files: from which state is restored.

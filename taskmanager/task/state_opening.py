@@ -23,7 +23,6 @@ class StateOpening:
     """The keyed state of one attempt, from its opening to its end.
 
     Args:
-        memory: of the slot.
         submit: runs a function on an I/O thread.
         post: runs a function on the mailbox thread.
 

@@ -320,7 +320,6 @@ class Subtask:
         """A checkpoint will not complete.
 
         Args:
-            checkpoint_id: its id.
             is_known: False = it may be a savepoint that is complete, which its JobManager has told nobody: what it names
                 stays until a later checkpoint is.
         """

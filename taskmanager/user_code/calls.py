@@ -18,7 +18,6 @@ def calling_user_code(what: str, operator: str) -> Iterator[None]:
 
     Args:
         what: what was called, as the message names it: "generator function rows(0, 10)".
-        operator: the operator's name.
     """
     try:
         yield

@@ -21,9 +21,6 @@ def user_failure(error: BaseException, *, operator: str, function: str, row: obj
     """The failure to raise ``from`` the error.
 
     Args:
-        error: what the function raised.
-        operator: name of the operator.
-        function: name of the function.
         row: what it was called with.
     """
     text = short_repr(row, ROW_BYTES)
@@ -55,7 +52,6 @@ def failure_of_operator(error: BaseException, operator: str) -> TaskFailure:
 
     Args:
         error: what was raised; a failure is given the operator's name where it has none.
-        operator: name of the operator.
     """
     if isinstance(error, TaskFailure):
         error.operator = error.operator or operator

@@ -31,8 +31,6 @@ class RunState:
     """A state as runs have it.
 
     Attributes:
-        name: of the state.
-        kind: of its table.
         schema: of its rows, key-group included.
         table: its index in the snapshot.
     """

@@ -89,7 +89,6 @@ class S3Requests:
             then: makes the result of the answer; a body is read in here, so that it is asked for again.
             is_repeated: False = one attempt, whatever becomes of it.
             refusals: statuses that the caller understands.
-            arguments: of the request.
 
         Raises:
             AnswerRefused: the answer has one of ``refusals``.

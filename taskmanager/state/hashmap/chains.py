@@ -29,7 +29,6 @@ class Segment:
     """Rows of a table in a file.
 
     Attributes:
-        file: the file's name.
         row_count: rows, tombstones included.
         from_version: its changes are those after it, ...
         to_version: ... up to this version.

@@ -56,7 +56,6 @@ class ObjectColumn(ABC):
     """A state of a key space.
 
     Args:
-        home: its key space.
         descriptor: what it holds.
         identity: columns behind the key that are part of a row's identity.
         value: the last column.
@@ -161,9 +160,7 @@ class ColumnExport(SealedTable, ABC):
 
     Args:
         column: what is exported.
-        home: its key space.
         since_version: changes after it, 0 = all content.
-        max_parallelism: number of key-groups.
     """
 
     def __init__(

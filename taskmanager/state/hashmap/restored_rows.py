@@ -27,7 +27,6 @@ class RestoredRows:
     """The chain of a table and namespace in one snapshot.
 
     Attributes:
-        kind: of the table.
         schema: of its rows, as it was when they were written.
         chain: where they are.
         files: at least those of the chain, by name.

@@ -41,11 +41,8 @@ class TableHome:
     """Where tables of an operator are.
 
     Attributes:
-        reader: the database.
         host: owns the budget.
         stored_keys: those that are not in memory alone.
-        key_groups: of the subtask.
-        max_parallelism: number of key-groups.
     """
 
     reader: Database

@@ -27,7 +27,6 @@ class StoredCountTable(SpilledKeyedTable, CountTable):
     """See ``CountTable``.
 
     Args:
-        found: where it lies.
         new_contents: makes the contents of a table without keys.
     """
 

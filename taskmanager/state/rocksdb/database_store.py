@@ -55,7 +55,6 @@ class Database:
     Args:
         directory: of the database; made where it is missing.
         ingest_directory: for files on their way in; on the same file system.
-        memory: of the slot.
         loops: for making files.
 
     Attributes:

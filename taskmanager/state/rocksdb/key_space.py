@@ -75,8 +75,6 @@ class StoredKeySpace(KeySpace):
     """See ``KeySpace``.
 
     Args:
-        max_parallelism: number of key-groups.
-        reader: the database.
         host: the backend.
         lock: not held by anyone; for what bundles and exports share.
         stored_keys: those that are not in memory alone.

@@ -45,7 +45,6 @@ class MigratedEntries:
         """Of a table that was stored for other aggregates; False = it was not.
 
         Args:
-            schema: of its rows.
             identity_count: columns that rows are known by.
         """
         stored, declared = self._catalog.states.get(name), state_schema(schema)

@@ -64,7 +64,6 @@ class StoredSessionTable(SpilledKeyedTable, SessionTable):
     """See ``SessionTable``.
 
     Args:
-        found: where they lie.
         end_partition: of their ends.
         new_contents: makes the contents of a table without sessions.
     """

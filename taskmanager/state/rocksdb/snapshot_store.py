@@ -21,7 +21,6 @@ class LinkedSnapshot:
     """What snapshots of a database have in common: they are read from hard links, which go with them.
 
     Args:
-        checkpoint_id: which.
         header: the snapshot without files; the tables and segments of the database.
         queue: where ``freeze`` is waiting.
         freeze: the changes that are to be written; has a directory for links.
@@ -59,7 +58,6 @@ class RocksDBSnapshot(LinkedSnapshot):
     """See ``BackendSnapshot``.
 
     Args:
-        ledger: of the files.
         is_full: files of completed checkpoints are written again.
     """
 

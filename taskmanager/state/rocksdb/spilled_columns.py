@@ -63,9 +63,7 @@ class SpilledColumn(ObjectColumn, Spilled):
     """What all columns before the database do. Stands before the column in memory among the bases.
 
     Args:
-        home: its key space.
         descriptor: what it holds.
-        partition: of the database.
         is_stored: the database holds something of it.
 
     Attributes:

@@ -86,7 +86,6 @@ class Spilled(SnapshotTable):
     Stands behind what it is in memory among the bases.
 
     Args:
-        partition: of the database.
         is_stored: the database holds something of it.
 
     Attributes:

@@ -34,8 +34,6 @@ class StoredTables:
     other types, and ``Unrecoverable`` where values of a type cannot be kept.
 
     Args:
-        catalog: which namespaces there are.
-        home: where the tables are.
         owner: of the states, for messages.
         migrated: what was written for other declarations.
     """
