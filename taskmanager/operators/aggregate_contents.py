@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from common.elements import OperatorOutput
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import AccumulatorOverflowError, RecordTable
 from taskmanager.operators.accumulation import Accumulation, AggregateRows
 from taskmanager.operators.operator import OperatorContext
@@ -17,7 +18,6 @@ from taskmanager.operators.slice_tree import SliceTree
 from taskmanager.operators.window_contents import (
     FiredInstances,
     InstanceContents,
-    Int64Array,
     Rows,
     SliceContents,
     constant_time,

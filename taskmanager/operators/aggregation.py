@@ -29,7 +29,14 @@ from penstock.graph.window_schemas import first_accumulator, value_column
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
 from penstock.storage.key_encoding import KeyBatch
-from penstock.storage.key_types import fixed_array, fixed_values, null_rows, plain_array
+from penstock.storage.key_types import (
+    BoolArray,
+    Int64Array,
+    fixed_array,
+    fixed_values,
+    null_rows,
+    plain_array,
+)
 from taskmanager.kernels import AccumulatorKind, AccumulatorOverflowError
 from taskmanager.operators.custom_aggregate import CustomAggregate
 from taskmanager.operators.key_columns import KeyColumns, as_type
@@ -40,8 +47,6 @@ from taskmanager.state.group_column import GroupColumn
 from taskmanager.state.group_columns import group_column
 from taskmanager.state.group_table import TableRows
 
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]
 Rows = slice | Int64Array
 

@@ -11,20 +11,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import OperatorOutput
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes
+from penstock.storage.key_types import Int64Array
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.window_contents import FiredInstances, InstanceContents
 from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.count_table import CountTable
-
-Int64Array = npt.NDArray[np.int64]
 
 _COUNTS = "counts"
 _SWEEPS_PER_TTL = 4

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
@@ -22,11 +20,10 @@ from penstock.functions.user_code import display_name
 from penstock.rows.column_values import ValueMismatch, decode, encode, short_repr
 from penstock.rows.rows import rows_of
 from penstock.storage.codec import StateCodec, codec_of
+from penstock.storage.key_types import Int64Array
 from taskmanager.state.group_column import GroupColumn
 from taskmanager.state.value_log import FrozenStates
 from taskmanager.user_code.user_failure import user_failure
-
-Int64Array = npt.NDArray[np.int64]
 
 MSGPACK = "msgpack"
 _CODECS = {MSGPACK: "msgpack/1", "pickle": "pickle/1"}

@@ -8,12 +8,10 @@ rows say (``taskmanager.alignment.watermark_generator``).
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from common.elements import MIN_TIMESTAMP_MS, TIME_LIMIT_MS
+from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import slice_start, slice_starts
-
-Int64Array = npt.NDArray[np.int64]
 
 
 class EndedSlices:

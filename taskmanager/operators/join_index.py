@@ -15,15 +15,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.storage.key_types import Int64Array, UInt64Array
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.operators.join_columns import BucketColumn, Places, grown
 from taskmanager.state.wide_columns import widest_row_bytes
-
-Int64Array = npt.NDArray[np.int64]
-UInt64Array = npt.NDArray[np.uint64]
 
 _ROWS_AT_HAND: Final = 1 << 15
 _ROWS_EACH: Final = 16

@@ -41,19 +41,19 @@ from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
 from penstock.storage.key_encoding import bounds_of
-from penstock.storage.key_types import KeyKind, fixed_values, key_kind
+from penstock.storage.key_types import (
+    BoolArray,
+    Int64Array,
+    KeyKind,
+    UInt64Array,
+    fixed_values,
+    key_kind,
+)
 from taskmanager.kernels import split_by_slice, time_bounds
 from taskmanager.kernels.backend import kernels as process_kernels
-from taskmanager.operators.join_index import (
-    BucketIndex,
-    Int64Array,
-    Probe,
-    Run,
-    UInt64Array,
-    rows_of,
-)
+from taskmanager.operators.join_index import BucketIndex, Probe, Run, rows_of
 from taskmanager.operators.join_pairs import pieces
-from taskmanager.operators.joined_rows import BoolArray, JoinedRows, JoinSide
+from taskmanager.operators.joined_rows import JoinedRows, JoinSide
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.operator_progress import ArrivalCounter, WatermarkState

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from penstock.graph.join_schemas import keeps_left, keeps_right
 from penstock.pb import graph_pb2
-
-Int64Array = npt.NDArray[np.int64]
+from penstock.storage.key_types import Int64Array
 
 _ROW_BITS: Final = 31
 

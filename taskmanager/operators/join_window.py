@@ -16,9 +16,10 @@ from typing_extensions import override
 from common.elements import OperatorOutput
 from penstock.graph.window_spec import is_sliced
 from penstock.pb import graph_pb2
+from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import RecordTable
 from taskmanager.operators.join_interval import IntervalJoinOperator
-from taskmanager.operators.join_pairs import NO_ROW, Int64Array, joined_pairs
+from taskmanager.operators.join_pairs import NO_ROW, joined_pairs
 from taskmanager.operators.joined_rows import JoinedRows
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.row_contents import LoggedInstances, RowSlices, SequencedRows

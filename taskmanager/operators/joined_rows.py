@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
-from taskmanager.operators.join_pairs import Int64Array
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.operators.key_columns import KeyColumns, as_type
 from taskmanager.state import wide_columns
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 class JoinSide:

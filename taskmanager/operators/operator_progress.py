@@ -15,15 +15,13 @@ import struct
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
 from common.elements import MIN_TIMESTAMP_MS
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import key_group_of
+from penstock.storage.key_types import Int64Array
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.state.operator_state import UNION
-
-Int64Array = npt.NDArray[np.int64]
 
 _WATERMARK = struct.Struct("<qii")
 _COUNT = struct.Struct("<q")

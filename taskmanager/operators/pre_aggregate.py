@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
@@ -20,6 +19,7 @@ from penstock.graph.window_schemas import partial_schema
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import (
     AccumulatorOverflowError,
     RecordTable,
@@ -30,8 +30,6 @@ from taskmanager.operators.aggregation import Aggregation, accumulator_columns
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import Operator
 from taskmanager.operators.partial_keys import parts_of, words_of_batch
-
-Int64Array = npt.NDArray[np.int64]
 
 _WORTHWHILE = 0.5
 _FIRST_REST_BATCHES = 16

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.processing.process_context import TimerChanges
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import Int64Array
 from taskmanager.state.backend import KeyedStateBackend, TimerTable
 from taskmanager.state.key_batches import concatenated_keys
-
-Int64Array = npt.NDArray[np.int64]
 
 _LATEST_MS = 2**63 - 1
 

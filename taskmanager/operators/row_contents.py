@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.storage.key_types import Int64Array
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.operators.operator_progress import ArrivalCounter
-from taskmanager.operators.window_contents import InstanceContents, Int64Array, Rows, SliceContents
+from taskmanager.operators.window_contents import InstanceContents, Rows, SliceContents
 from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.row_table import RowDescriptor, RowTable

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
@@ -25,6 +24,7 @@ from common.elements import (
 from penstock.errors import BadRecord
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes
+from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import time_bounds
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.late_rows import handle_late_rows
@@ -33,9 +33,6 @@ from taskmanager.operators.operator_progress import WatermarkState
 from taskmanager.operators.window_contents import FiredInstances, InstanceContents, result_times
 from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.session_table import SessionTable
-
-Int64Array = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 _SESSIONS = "sessions"
 

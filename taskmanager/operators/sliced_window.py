@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
@@ -21,6 +20,7 @@ from penstock.errors import BadRecord, InvariantViolation
 from penstock.graph.window_schemas import SLICE, is_partial
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
+from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import SliceSplit, slice_starts, split_by_slice, time_bounds
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.late_rows import handle_late_rows
@@ -28,8 +28,6 @@ from taskmanager.operators.operator import NOTHING, Operator, OperatorContext
 from taskmanager.operators.operator_progress import WatermarkState
 from taskmanager.operators.slice_timeline import SliceTimeline
 from taskmanager.operators.window_contents import Rows, SliceContents
-
-Int64Array = npt.NDArray[np.int64]
 
 SCATTERED_ROWS_MAX = 32
 """Rows are scattered where a slice gets fewer than so many of a batch."""

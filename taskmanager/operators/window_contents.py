@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from common.elements import TIME_LIMIT_MS, OperatorOutput
 from penstock.graph.window_schemas import WINDOW_TIME_TYPE
+from penstock.storage.key_types import Int64Array
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.state.backend import KeyedStateBackend
 from taskmanager.state.instances import InstanceState
 
-Int64Array = npt.NDArray[np.int64]
 Rows = slice | Int64Array
 P = TypeVar("P")
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
@@ -25,12 +24,12 @@ from penstock.rows.rows import (
     rows_of,
 )
 from penstock.rows.schema import EVENT_TIME, schema_from_bytes, user_schema
+from penstock.storage.key_types import Int64Array
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.operators.returned_rows import emit_returned
 from taskmanager.operators.time_slice import SLICE_NS
 from taskmanager.operators.user_function import UserFunctionHandle
 
-Int64Array = npt.NDArray[np.int64]
 Progress = Iterator[tuple[int, OperatorOutput]]
 
 

@@ -27,7 +27,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from typing_extensions import override
 
@@ -44,6 +43,7 @@ from penstock.graph.window_spec import slice_ms
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
 from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import slice_start, split_by_slice, time_bounds
 from taskmanager.operators.aggregation import AggregateInputs
 from taskmanager.operators.bundle_gauge import BundleGauge
@@ -52,7 +52,6 @@ from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.slice_bundle import SliceBundle
 from taskmanager.state.operator_state import SPLIT
 
-Int64Array = npt.NDArray[np.int64]
 Rows = slice | Int64Array
 
 _TIME = struct.Struct("<q")
