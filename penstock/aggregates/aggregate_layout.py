@@ -11,7 +11,6 @@ one number tells the groups that had begun by then: it is 1 in all that were res
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,31 +18,11 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.types as pt
 
+from penstock.aggregates.accumulator_kind import AccumulatorKind
 from penstock.aggregates.aggregates import Aggregate, input_type, output_field, plain_type
 
 BEGUN: Final = "begun "
 """Begins what is said of the slot that tells which groups had begun."""
-
-
-class SlotKind(enum.Enum):
-    """What one number per group is."""
-
-    COUNT = "count"
-    SUM_INT64 = "sum_int64"
-    SUM_FLOAT64 = "sum_float64"
-    MIN_INT64 = "min_int64"
-    MAX_INT64 = "max_int64"
-    MIN_UINT64 = "min_uint64"
-    MAX_UINT64 = "max_uint64"
-    MIN_FLOAT64 = "min_float64"
-    MAX_FLOAT64 = "max_float64"
-
-    @property
-    def arrow_type(self) -> pa.DataType:
-        """Type of the slot's column in a partial batch."""
-        if self.value.endswith("float64"):
-            return pa.float64()
-        return pa.uint64() if self.value.endswith("uint64") else pa.int64()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +35,7 @@ class AccumulatorSlot:
         tells_begun: no row counts (``COUNT`` only): it is not 0 in groups that had begun before.
     """
 
-    kind: SlotKind
+    kind: AccumulatorKind
     column: str | None
     since: int = 0
     tells_begun: bool = False
@@ -160,7 +139,7 @@ def aggregate_layout(
                 )
             )
         if aggregate.since:
-            told = AccumulatorSlot(SlotKind.COUNT, None, aggregate.since, tells_begun=True)
+            told = AccumulatorSlot(AccumulatorKind.COUNT, None, aggregate.since, tells_begun=True)
             begun.append(slots.setdefault(told, len(slots)))
         else:
             begun.append(-1)
@@ -179,7 +158,7 @@ def _slot_result(
         return slots.setdefault(slot, len(slots))
 
     column, since = aggregate.input_column, aggregate.since
-    counted = AccumulatorSlot(SlotKind.COUNT, column if nullable else None, since)
+    counted = AccumulatorSlot(AccumulatorKind.COUNT, column if nullable else None, since)
     if aggregate.function == "count" or kind is None:
         return SlotResult(name, index_of(counted), -1, output_type)
     slot = index_of(
@@ -189,11 +168,11 @@ def _slot_result(
     return SlotResult(name, slot, divisor, output_type)
 
 
-def _slot_kind(function: str, kind: pa.DataType) -> SlotKind:
+def _slot_kind(function: str, kind: pa.DataType) -> AccumulatorKind:
     if function == "mean":
-        return SlotKind.SUM_FLOAT64
+        return AccumulatorKind.SUM_FLOAT64
     if pt.is_floating(kind):
-        return SlotKind(f"{function}_float64")
+        return AccumulatorKind(f"{function}_float64")
     if pt.is_uint64(kind) and function != "sum":
-        return SlotKind(f"{function}_uint64")
-    return SlotKind(f"{function}_int64")
+        return AccumulatorKind(f"{function}_uint64")
+    return AccumulatorKind(f"{function}_int64")

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from penstock.aggregates.accumulator_kind import AccumulatorKind
 from penstock.aggregates.aggregate_layout import (
     AggregateLayout,
     GroupColumnSpec,
-    SlotKind,
 )
 from penstock.aggregates.aggregates import (
     Aggregate,
@@ -145,7 +145,7 @@ def partial_schema(
     if is_window:
         fields += [pa.field(SLICE, pa.int64(), False), pa.field(ROWS, pa.int64(), False)]
     fields += [
-        pa.field(f"{_ACCUMULATOR}{i}", slot.kind.arrow_type, slot.kind is not SlotKind.COUNT)
+        pa.field(f"{_ACCUMULATOR}{i}", slot.kind.arrow_type, slot.kind is not AccumulatorKind.COUNT)
         for i, slot in enumerate(layout.slots)
     ]
     if not is_window and EVENT_TIME in input_schema.names:

@@ -4,8 +4,8 @@ Operators use the names exported here; importing this package imports no compile
 loops ready, before slot processes are forked. Each has a numpy twin among the tests, which is its oracle.
 """
 
+from penstock.aggregates.accumulator_kind import AccumulatorKind
 from taskmanager.kernels.accumulators import (
-    AccumulatorKind,
     AccumulatorOverflowError,
 )
 from taskmanager.kernels.backend import (

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from penstock.aggregates.accumulator_kind import AccumulatorKind
 from penstock.storage.key_encoding import KeyBatch, is_fixed_key
 from penstock.storage.key_types import BoolArray, Int64Array
-from taskmanager.kernels.accumulators import AccumulatorKind, AccumulatorOverflowError, Values
+from taskmanager.kernels.accumulators import AccumulatorOverflowError, Values
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.kernels.byte_key_records import ByteKeyRecords
 from taskmanager.kernels.record_versions import (

@@ -19,7 +19,6 @@ import pyarrow.types as pt
 from penstock.aggregates.aggregate_layout import (
     AccumulatorSlot,
     GroupColumnSpec,
-    SlotKind,
     SlotResult,
     aggregate_layout,
 )
@@ -50,9 +49,7 @@ from taskmanager.state.group_table import TableRows
 Values = npt.NDArray[Any]
 Rows = slice | Int64Array
 
-_UNSIGNED = frozenset({SlotKind.MIN_UINT64, SlotKind.MAX_UINT64})
 _WIDER_SUM = "cast the column to decimal(38, 0), whose sums are exact in any order, or to float64 before it is summed"
-_FLOATING = frozenset({SlotKind.SUM_FLOAT64, SlotKind.MIN_FLOAT64, SlotKind.MAX_FLOAT64})
 
 
 @dataclass(slots=True)
@@ -116,7 +113,7 @@ class Aggregation:
             for proto in protos
         }
         self.layout = aggregate_layout(aggregates, schema)
-        self.kinds = [AccumulatorKind(slot.kind.value) for slot in self.layout.slots]
+        self.kinds = [slot.kind for slot in self.layout.slots]
         self._arrivals = ArrivalCounter()
         self._counts_arrivals = bool(self.layout.group_columns)
 
@@ -196,14 +193,14 @@ class Aggregation:
         return self._with_columns(inputs, columns, batch.num_rows)
 
     def _numbers(self, slot: AccumulatorSlot, array: pa.Array) -> Values:
-        if slot.kind in _FLOATING:
+        if slot.kind.dtype == np.float64:
             if not pt.is_float64(array.type):
                 array = array.cast(pa.float64(), safe=False)
             if array.null_count:
                 array = array.fill_null(0.0)
             return array.to_numpy()
         words = fixed_values(array)
-        if slot.kind in _UNSIGNED:
+        if slot.kind.dtype == np.uint64:
             return words.view(np.uint64)
         if pt.is_uint64(array.type) and len(words) and words.min() < 0:
             raise BadRecord(

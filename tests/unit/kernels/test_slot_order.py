@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.aggregates.accumulator_kind import AccumulatorKind
 from penstock.storage.key_encoding import KeyBatch, encode_keys
-from taskmanager.kernels.accumulators import AccumulatorKind
 from taskmanager.kernels.record_table import RecordTable
 
 KEYS = 300_000

@@ -10,7 +10,8 @@ import pytest
 from typing_extensions import override
 
 import penstock.aggregates.aggregates as agg
-from penstock.aggregates.aggregate_layout import AccumulatorSlot, SlotKind, aggregate_layout
+from penstock.aggregates.accumulator_kind import AccumulatorKind
+from penstock.aggregates.aggregate_layout import AccumulatorSlot, aggregate_layout
 from penstock.errors import ExpressionError, JobRejected
 from penstock.expressions import col
 from penstock.graph.window_schemas import (
@@ -154,11 +155,11 @@ def test_equal_slots_are_shared() -> None:
         "n_price": agg.count("price"),
     }
     assert aggregate_layout(aggregates, SCHEMA).slots == (
-        AccumulatorSlot(SlotKind.COUNT, None),
-        AccumulatorSlot(SlotKind.SUM_INT64, "id"),
-        AccumulatorSlot(SlotKind.SUM_FLOAT64, "id"),
-        AccumulatorSlot(SlotKind.SUM_FLOAT64, "price"),
-        AccumulatorSlot(SlotKind.COUNT, "price"),
+        AccumulatorSlot(AccumulatorKind.COUNT, None),
+        AccumulatorSlot(AccumulatorKind.SUM_INT64, "id"),
+        AccumulatorSlot(AccumulatorKind.SUM_FLOAT64, "id"),
+        AccumulatorSlot(AccumulatorKind.SUM_FLOAT64, "price"),
+        AccumulatorSlot(AccumulatorKind.COUNT, "price"),
     )
 
 
