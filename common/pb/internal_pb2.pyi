@@ -713,6 +713,7 @@ class TaskEvent(_message.Message):
     PEER_UNREACHABLE_FIELD_NUMBER: _builtins.int
     KEPT_ROWS_LOST_FIELD_NUMBER: _builtins.int
     SIDE_LOADED_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_COMMITTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attempt(self) -> Global___AttemptId: ...
     @_builtins.property
@@ -735,6 +736,8 @@ class TaskEvent(_message.Message):
     def kept_rows_lost(self) -> Global___KeptRowsLost: ...
     @_builtins.property
     def side_loaded(self) -> Global___SideLoaded: ...
+    @_builtins.property
+    def checkpoint_committed(self) -> Global___CheckpointCommitted: ...
     def __init__(
         self,
         *,
@@ -747,12 +750,13 @@ class TaskEvent(_message.Message):
         peer_unreachable: Global___PeerUnreachable | None = ...,
         kept_rows_lost: Global___KeptRowsLost | None = ...,
         side_loaded: Global___SideLoaded | None = ...,
+        checkpoint_committed: Global___CheckpointCommitted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "kept_rows_lost", b"kept_rows_lost", "peer_unreachable", b"peer_unreachable", "side_loaded", b"side_loaded", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_committed", b"checkpoint_committed", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "kept_rows_lost", b"kept_rows_lost", "peer_unreachable", b"peer_unreachable", "side_loaded", b"side_loaded", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "kept_rows_lost", b"kept_rows_lost", "peer_unreachable", b"peer_unreachable", "side_loaded", b"side_loaded", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoint_acknowledged", b"checkpoint_acknowledged", "checkpoint_committed", b"checkpoint_committed", "checkpoint_declined", b"checkpoint_declined", "end_of_data", b"end_of_data", "event", b"event", "kept_rows_lost", b"kept_rows_lost", "peer_unreachable", b"peer_unreachable", "side_loaded", b"side_loaded", "splits_discovered", b"splits_discovered", "state_changed", b"state_changed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "splits_discovered", "end_of_data", "checkpoint_acknowledged", "checkpoint_declined", "peer_unreachable", "kept_rows_lost", "side_loaded"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["state_changed", "splits_discovered", "end_of_data", "checkpoint_acknowledged", "checkpoint_declined", "peer_unreachable", "kept_rows_lost", "side_loaded", "checkpoint_committed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -865,6 +869,27 @@ class CheckpointDeclined(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckpointDeclined: _TypeAlias = CheckpointDeclined  # noqa: Y015
+
+@_typing.final
+class CheckpointCommitted(_message.Message):
+    """The subtask has committed all that a complete checkpoint covers of its output: the answer to CheckpointCompleted.awaited."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    checkpoint_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        checkpoint_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointCommitted: _TypeAlias = CheckpointCommitted  # noqa: Y015
 
 @_typing.final
 class AttemptStateChanged(_message.Message):
@@ -1845,18 +1870,22 @@ class CheckpointCompleted(_message.Message):
 
     CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     SAVEPOINT_FIELD_NUMBER: _builtins.int
+    AWAITED_FIELD_NUMBER: _builtins.int
     checkpoint_id: _builtins.int
     savepoint: _builtins.bool
     """It was a savepoint: nothing is committed, and later snapshots do not refer to it."""
+    awaited: _builtins.bool
+    """Somebody waits until what it covers is committed: CheckpointCommitted is to be reported then."""
     def __init__(
         self,
         *,
         checkpoint_id: _builtins.int = ...,
         savepoint: _builtins.bool = ...,
+        awaited: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "savepoint", b"savepoint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaited", b"awaited", "checkpoint_id", b"checkpoint_id", "savepoint", b"savepoint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -105,21 +105,27 @@ class CheckpointEnds:
             self._requests.policy.started(pending.started_ms)
         self._requests.policy.completed(self._time.now_ms)
         self.safe_since_ms = self._time.now_ms
+        subsumes = [one for one in self._under_way if one.checkpoint_id < event.checkpoint_id]
+        is_awaited = not pending.is_move and any(
+            one.request.request_id for one in (pending, *subsumes)
+        )
         if keys := self._tasks.running_of(pending.participants):
-            told = c.MoveTasks if pending.is_move else c.NotifyCompleted
-            self._outbox.add(told(event.checkpoint_id, keys))
-        self._outbox.answer(pending.request, event.checkpoint_id)
+            self._outbox.add(
+                c.MoveTasks(event.checkpoint_id, keys)
+                if pending.is_move
+                else c.NotifyCompleted(event.checkpoint_id, keys, is_awaited)
+            )
+        committers = self._tasks.unfinished_of(pending.participants) if is_awaited else ()
         duration_ms = self._time.now_ms - pending.started_ms
-        is_told = not pending.is_move and self._tasks.run(pending.participants)
-        self._outbox.add(c.ReportCompleted(checkpoint, summary, duration_ms, is_told))
-        for older in self._under_way:
-            if older.checkpoint_id < event.checkpoint_id:
-                self.abort(
-                    older,
-                    c.AbortReason.SUBSUMED,
-                    f"checkpoint {event.checkpoint_id} completed first",
-                    instead=event.checkpoint_id,
-                )
+        self._outbox.add(c.ReportCompleted(checkpoint, summary, duration_ms, committers))
+        self._outbox.answer(pending.request, event.checkpoint_id)
+        for older in subsumes:
+            self.abort(
+                older,
+                c.AbortReason.SUBSUMED,
+                f"checkpoint {event.checkpoint_id} completed first",
+                instead=event.checkpoint_id,
+            )
         waiting = [p.checkpoint_id for p in self._under_way if p.phase is CheckpointPhase.WAITING]
         for old in subsumed:
             self._files.release(old, waiting)

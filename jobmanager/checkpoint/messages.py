@@ -347,10 +347,15 @@ class ReserveIds:
 
 @dataclass(frozen=True, slots=True)
 class NotifyCompleted:
-    """Tell tasks that a checkpoint is complete."""
+    """Tell tasks that a checkpoint is complete.
+
+    Attributes:
+        is_awaited: each says when it has committed what that covers (``job_events.OutputCommitted``).
+    """
 
     checkpoint_id: int
     keys: tuple[AttemptKey, ...]
+    is_awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,14 +454,14 @@ class ReportCompleted:
     """A checkpoint is complete: log and count it.
 
     Attributes:
-        is_told: all tasks that have taken part in it run, and hear of it; False = some are being begun again, and commit
-            what it covers as they do.
+        committers: the tasks that have taken part in it and have not finished, where somebody waits until these have
+            committed what it covers; () = nobody does.
     """
 
     checkpoint: CompletedCheckpoint
     summary: SnapshotSummary
     duration_ms: int
-    is_told: bool
+    committers: tuple[AttemptKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

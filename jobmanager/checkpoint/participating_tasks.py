@@ -99,9 +99,9 @@ class ParticipatingTasks:
         """Those of these that can be told something."""
         return tuple(key for key in keys if key in self._tasks and key not in self._finished)
 
-    def run(self, keys: Iterable[AttemptKey]) -> bool:
-        """Whether none of these was stopped, or has made room for another attempt."""
-        return self.are_active and all(key in self._tasks for key in keys)
+    def unfinished_of(self, keys: Iterable[AttemptKey]) -> tuple[AttemptKey, ...]:
+        """Those of these that had not finished, whether they go on or are begun again."""
+        return tuple(key for key in keys if key not in self._finished)
 
     def beginning(self) -> tuple[AttemptKey, ...]:
         """Those that no barrier reaches, since nobody runs who would send it."""

@@ -14,13 +14,11 @@ class CheckpointReportsRunner:
     """Tells of them.
 
     Attributes:
-        committed_id: of the newest checkpoint that has completed since this was made while its tasks could hear of it.
         ended_id: of the newest that has completed or been aborted since.
     """
 
     def __init__(self, job_id: str, gauges: CheckpointGauges) -> None:
         self._gauges = gauges
-        self.committed_id = 0
         self.ended_id = 0
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
         self._failures = OutageLog(
@@ -49,16 +47,10 @@ class CheckpointReportsRunner:
         else:
             self._log.info("checkpoint.aborted", **facts)
 
-    def note_completed(self, effect: c.ReportCompleted, *, is_ending: bool) -> None:
-        """One is complete.
-
-        Args:
-            is_ending: the job's tasks are being ended for good.
-        """
+    def note_completed(self, effect: c.ReportCompleted) -> None:
+        """One is complete."""
         self._gauges.note_completed(effect)
         checkpoint_id = effect.checkpoint.checkpoint_id
-        if effect.is_told and not is_ending:
-            self.committed_id = checkpoint_id
         self.ended_id = max(self.ended_id, checkpoint_id)
         self._failures.worked(checkpoint_id=effect.checkpoint.checkpoint_id)
         self._log.info(

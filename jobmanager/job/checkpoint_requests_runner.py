@@ -34,6 +34,7 @@ class JobEndsError(StreamError):
     """A checkpoint is not taken any more: the job ends, or has ended."""
 
 
+<<<<<<< HEAD
 class UncommittedError(JobEndsError):
     """A checkpoint is complete, and its tasks have not heard of that before they were ended."""
 
@@ -42,6 +43,8 @@ class UncommittedError(JobEndsError):
         self.checkpoint_id = checkpoint_id
 
 
+=======
+>>>>>>> 76eab5d0 (A savepoint is committed when each of its tasks has said that it has committed what it covers)
 class CheckpointRequestsRunner:
     """The requests of one job.
 
@@ -87,7 +90,6 @@ class CheckpointRequestsRunner:
         Raises:
             JobRejected: the job takes none, or has ended.
             CheckpointAborted: it began and did not complete.
-            UncommittedError: it is complete, and nobody commits what it covers unless the job is gone on with.
             JobEndsError: none is taken any more.
             TasksNotRunningError: tasks do not run, or load their state.
             StreamError: it could not begin.
@@ -114,19 +116,11 @@ class CheckpointRequestsRunner:
         finally:
             del self._answers[request_id]
 
-    def answer(self, effect: c.AnswerRequest, *, is_ending: bool = False) -> None:
-        """Tells who asked, where they still wait.
-
-        Args:
-            is_ending: the job's tasks are being ended for good.
-        """
+    def answer(self, effect: c.AnswerRequest) -> None:
+        """Tells who asked, where they still wait."""
         answer = self._answers.get(effect.request_id)
         if answer is None or answer.done():
             return  # who asked has gone
-        if effect.refused is None and is_ending:
-            told = f"checkpoint {effect.checkpoint_id} of job {self._job_id} is complete, but the job ends"
-            answer.set_exception(UncommittedError(told, effect.checkpoint_id))
-            return
         if effect.refused is None:
             answer.set_result(effect.checkpoint_id)
             return

@@ -16,6 +16,7 @@ from dataclasses import replace
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from jobmanager.checkpoint.coordinator import CheckpointCoordinator
+from jobmanager.checkpoint.owed_commits import OwedCommits
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.graph.deployment import producers_of
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
@@ -51,6 +52,7 @@ class CheckpointWiring:
         self._runs = False
         self._final_request = ""
         self._restored_id: int | None = None
+        self._owed = OwedCommits()
         self._last: dict[SubtaskId, c.LastState] = {}
         """Of finished subtasks that hold anything."""
         self.stale_reports = 0
@@ -94,7 +96,8 @@ class CheckpointWiring:
             for attempt in self._graph.current()
             if attempt.state is not AttemptState.CREATED
         )
-        return self._step(c.TasksStarted(tasks, now_ms, at_once, restored_id), splits)
+        committed = _reported(self._owed.started())
+        return committed + self._step(c.TasksStarted(tasks, now_ms, at_once, restored_id), splits)
 
     def stopped(self, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
         """Tasks are being cancelled, or all have finished."""
@@ -107,6 +110,8 @@ class CheckpointWiring:
         """Subtasks begin again from a checkpoint: those that had finished hold what it says."""
         known = restored or RestoredCheckpoint(0)
         self._restored_id = known.checkpoint_id
+        moving = tuple(moving)
+        self._owed.restored(known.checkpoint_id, moving)
         for subtask in (*moving, *known.finished):
             self._last.pop(subtask, None)
         self._last.update(known.left)
@@ -118,7 +123,10 @@ class CheckpointWiring:
         self._last.pop(key.subtask, None)
         if last is not None:
             self._last[key.subtask] = last
-        return self._step(c.TaskFinished(key, now_ms, last), splits) if self._runs else []
+        committed = _reported(self._owed.finished(key.subtask))
+        if not self._runs:
+            return committed
+        return committed + self._step(c.TaskFinished(key, now_ms, last), splits)
 
     def loaded(self, key: AttemptKey, splits: SourceSplits, now_ms: int) -> list[WiredEffect]:
         """An attempt has read the side that it reads first; before ``started`` it is told there."""
@@ -140,6 +148,10 @@ class CheckpointWiring:
 
     def take(self, event: job_events.CheckpointEvent, splits: SourceSplits) -> list[WiredEffect]:
         """An event for the coordinator, of a task, a user, the store or the clock."""
+        if isinstance(
+            event, job_events.OutputCommitted
+        ):  # whoever has begun in its place meanwhile
+            return _reported(self._owed.committed(event.key.subtask, event.checkpoint_id))
         if isinstance(event, c.AckReceived | c.DeclineReceived) and not self._is_current(event.key):
             self.stale_reports += 1
             return []
@@ -225,6 +237,10 @@ class CheckpointWiring:
                 return [job_effects.WriteManifest(effect, done, splits.done)]
             case c.FailJob() | c.MoveTasks():
                 return [effect]
+            case c.ReportCompleted() if effect.committers:
+                owing = [key.subtask for key in effect.committers]
+                committed = self._owed.expect(effect.checkpoint.checkpoint_id, owing)
+                return [effect, *_reported(committed)]
             case c.AnswerRequest(request_id) if request_id == self._final_request:
                 if effect.refused is None:
                     return []
@@ -245,6 +261,10 @@ class CheckpointWiring:
             job_effects.SendCommands(id, (replace(told, keys=tuple(keys)),))
             for id, keys in by_taskmanager.items()
         ]
+
+
+def _reported(committed_id: int | None) -> list[WiredEffect]:
+    return [] if committed_id is None else [job_effects.ReportCommitted(committed_id)]
 
 
 def _producers(graph: ExecutionGraph, key: AttemptKey) -> list[AttemptKey]:

@@ -161,7 +161,6 @@ class JobCheckpointsRunner:
             post=self._post,
             fail=self._fail,
             pause=self._calls.pause,
-            committed_id=lambda: self._reports.committed_id,
             seeks_attempts=options.seeks_attempts,
         )
 
@@ -240,12 +239,8 @@ class JobCheckpointsRunner:
         if self._savepoints is not None:
             self._savepoints.is_output_discarded = True
 
-    def perform(self, effect: CheckpointEffect, *, is_ending: bool) -> None:  # noqa: C901 - one case per effect
-        """Begins to do what the machine wants.
-
-        Args:
-            is_ending: the job's tasks are being ended for good.
-        """
+    def perform(self, effect: CheckpointEffect) -> None:  # noqa: C901 - one case per effect
+        """Begins to do what the machine wants."""
         match effect:
             case job_effects.PrepareStart():
                 self._in_order(_START_LANE, lambda: self._starts.prepare(effect))
@@ -253,15 +248,8 @@ class JobCheckpointsRunner:
                 self._in_order(_RECORD_LANE, lambda: self._reserve(attempt))
             case job_effects.NoteCommit():
                 self._in_order(_RECORD_LANE, self._note_commit)
-            case job_effects.WriteManifest() if effect.stored.properties.is_savepoint:
-                assert self._savepoints is not None, "savepoints are taken where there is a store"
-                self._savepoints.begin(effect.stored)
-                self._in_order(_SAVEPOINT_LANE, lambda: self._store_savepoint(effect))
             case job_effects.WriteManifest():
-                storing = self._storing
-                assert storing is not None, "checkpoints are stored where there is a store"
-                storing.begin(effect.stored.checkpoint_id)
-                self._in_order(_STORE_LANE, lambda: storing.store(effect))
+                self._store_manifest(effect)
             case job_effects.DiscardCheckpoints():
                 self.is_discarded = True
             case c.SettleCheckpoint():
@@ -282,11 +270,16 @@ class JobCheckpointsRunner:
             case c.CallAt():
                 self._call_at(effect.at_ms)
             case c.AnswerRequest():
-                self._requests.answer(effect, is_ending=is_ending)
+                self._requests.answer(effect)
             case c.ReportAborted():
                 self._reports.note_aborted(effect)
             case c.ReportCompleted():
-                self._reports.note_completed(effect, is_ending=is_ending)
+                self._reports.note_completed(effect)
+            case job_effects.ReportCommitted():
+                assert self._savepoints is not None, (
+                    "checkpoints are complete where there is a store"
+                )
+                self._savepoints.note_committed(effect.checkpoint_id)
             case _:
                 assert_never(effect)
 
@@ -306,6 +299,18 @@ class JobCheckpointsRunner:
             self._post(job_events.FailureRequested(cause_of_error(error, self._clock.now_ms())))
         else:
             self._post(job_events.CommitNoted())
+
+    def _store_manifest(self, effect: job_effects.WriteManifest) -> None:
+        storing, savepoints = self._storing, self._savepoints
+        assert storing is not None, "checkpoints are stored where there is a store"
+        assert savepoints is not None, "savepoints are taken where there is a store"
+        if effect.stored.properties.target:
+            savepoints.begin(effect.stored)
+        if effect.stored.properties.is_savepoint:
+            self._in_order(_SAVEPOINT_LANE, lambda: self._store_savepoint(effect))
+            return
+        storing.begin(effect.stored.checkpoint_id)
+        self._in_order(_STORE_LANE, lambda: storing.store(effect))
 
     async def _store_savepoint(self, effect: job_effects.WriteManifest) -> None:
         assert self._savepoints is not None, "savepoints are taken where there is a store"

@@ -353,8 +353,7 @@ class JobMasterRunner:
             ):
                 self._rivals.perform(effect)
             case _:
-                is_ending = self.master.state in (JobState.CANCELLING, JobState.FAILING)
-                self.checkpoints.perform(effect, is_ending=is_ending)
+                self.checkpoints.perform(effect)
 
     def _start_overdue_timer(self, group: int) -> None:
         def post() -> None:

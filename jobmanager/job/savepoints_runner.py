@@ -27,9 +27,10 @@ from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSile
 from jobmanager.job.checkpoint_requests_runner import (
     JobEndsError,
     TasksNotRunningError,
-    UncommittedError,
 )
-from jobmanager.job.job_operation import JobOperation, OperationKind
+from jobmanager.job.job_calls_runner import pause_s
+from jobmanager.job.job_operation import JobOperation
+from jobmanager.job.savepoint_outputs_runner import OutputFate, SavepointOutputsRunner
 from jobmanager.messages import job_effects, job_events
 from penstock.errors import Fenced, StoreTransient, StreamError, Unrecoverable
 from penstock.storage.checkpoint_properties import (
@@ -41,8 +42,8 @@ from penstock.storage.checkpoint_properties import (
 )
 from penstock.storage.savepoint import MANIFEST_PATH
 
-_FIRST_PAUSE_S: Final = 0.5
-_LAST_PAUSE_S: Final = 30.0
+_COMMIT_LIMIT_S: Final = 30.0
+"""Behind a checkpoint that is to commit what a savepoint covers: then another is asked for."""
 _WRITERS_PATIENCE_MS: Final = 10_000
 _NOT_STOPPED: Final = "the job was not stopped, and runs on"
 _NOT_STOPPED_HERE: Final = "the job was not stopped with this savepoint"
@@ -59,7 +60,6 @@ class SavepointsRunner:
         post: takes events for the job's machine.
         fail: fails the job.
         pause: waits so many seconds; False where the job has ended meanwhile.
-        committed_id: of the newest checkpoint that was complete while tasks could commit what it covers.
         seeks_attempts: what an earlier JobManager has deployed may go on.
 
     Attributes:
@@ -78,7 +78,6 @@ class SavepointsRunner:
         post: Callable[[job_events.JobEvent], None],
         fail: Callable[[StreamError], None],
         pause: Callable[[float], Awaitable[bool]],
-        committed_id: Callable[[], int],
         seeks_attempts: bool,
     ) -> None:
         self._store = store
@@ -88,15 +87,12 @@ class SavepointsRunner:
         self._post = post
         self._fail = fail
         self._pause = pause
-        self._committed_id = committed_id
+        self._outputs = SavepointOutputsRunner()
         self.is_output_discarded = False
-        self._uncommitted: dict[int, str] = {}
-        """Paths of savepoints that are stored, or being stored, and that no completed checkpoint has followed yet, by id."""
         self._restored_id: int | None = None
         """The checkpoint that tasks went on from last, 0 = from nothing; None = they did not, here."""
         self._is_known = asyncio.Event()
         """Whether tasks that an earlier JobManager has deployed go on is known, or will never be."""
-        self._has_ended = self._has_finished = False
         if not seeks_attempts:
             self._is_known.set()
         self._storing: tuple[int, asyncio.Future[None]] | None = None
@@ -113,66 +109,49 @@ class SavepointsRunner:
         """
         directory = self._store.savepoint(operation.path)
         begun = await self._calls.run("begin savepoint", directory.begin)
+        is_apart = begun.is_elsewhere or format is SavepointFormat.CANONICAL
         if begun.checkpoint_id:
             operation.checkpoint_id = begun.checkpoint_id
             if not begun.is_committed:
-                await self._settle_output(operation, is_taken_back=begun.is_taken_back)
+                is_taken_back = begun.is_taken_back or operation.is_taken_back
+                await self._settle_output(operation, is_apart, is_taken_back=is_taken_back)
             return
         operation.is_uploaded = begun.is_elsewhere
-        is_apart = begun.is_elsewhere or format is SavepointFormat.CANONICAL
         kind = CheckpointKind.SAVEPOINT if is_apart else CheckpointKind.CHECKPOINT
         properties = CheckpointProperties(kind, operation.path, is_full=is_apart, format=format)
         try:
             operation.checkpoint_id = await self._request(operation.operation_id, properties)
             if not is_apart:
                 await self._write(operation)
-        except UncommittedError as error:
-            await self._leave(operation, error, is_apart=is_apart)
         except StreamError as error:
             await self._discard_failed(operation.path, error, is_apart=is_apart)
             raise
         if is_apart:
             await self._commit(operation)
-        elif self._committed_id() >= operation.checkpoint_id:
-            await self._call_on(operation.path, "mark_committed")
+        await self._mark(operation, is_apart=is_apart)
+
+    async def _mark(self, operation: JobOperation, *, is_apart: bool) -> None:
+        """Notes beside the manifest what has become of the output that one covers, once that is known.
+
+        Raises:
+            StreamError: its job has not committed it.
+        """
+        path = operation.path
+        fate = await self._outputs.fate(path)
+        self._outputs.forget(path)
+        if fate is OutputFate.TAKEN_BACK:
+            await self._take_back(path)
+        if fate is OutputFate.COMMITTED:
+            await self._call_on(path, "mark_committed")
+        elif self.is_output_discarded and not is_apart:
+            await self._discard(path, is_complete=True)
+            raise JobEndsError(f"the job was cancelled before savepoint {path} was there")
         else:
-            self._uncommitted[operation.checkpoint_id] = operation.path
-            await self._told(operation, self._commit(operation))
-
-    async def _told(self, operation: JobOperation, committed: Awaitable[None]) -> None:
-        """Waits until tasks that are being begun again have committed what one covers that is made of a checkpoint.
-
-        Raises:
-            StreamError: the job has ended before that.
-        """
-        try:
-            await committed
-        except JobEndsError:
-            if not self.is_output_discarded:
-                raise
-            await self._discard_with_output(operation.path)
-
-    async def _leave(
-        self, operation: JobOperation, error: UncommittedError, *, is_apart: bool
-    ) -> NoReturn:
-        """Ends with one that is complete, whose output its job has not committed.
-
-        Raises:
-            StreamError: it is there, and says what to do; or it is not, since that output was thrown away.
-        """
-        operation.checkpoint_id = error.checkpoint_id
-        if self.is_output_discarded and not is_apart:
-            await self._discard_with_output(operation.path)
-        if not is_apart and operation.kind is OperationKind.SAVEPOINT:
-            await self._write(operation)
-        raise _in_doubt(operation.path) from error
-
-    async def _discard_with_output(self, path: str) -> NoReturn:
-        await self._discard(path, is_complete=True)
-        raise JobEndsError(f"the job was cancelled before savepoint {path} was there")
+            raise _in_doubt(path)
 
     async def _discard_failed(self, path: str, error: StreamError, *, is_apart: bool) -> None:
         """Removes what was written for one that its coordinator does not have complete."""
+        self._outputs.forget(path)
         is_complete = False
         if isinstance(error, JobEndsError):  # while it was stored, maybe
             await self._calls.wait_for_all(_WRITERS_PATIENCE_MS)
@@ -197,8 +176,7 @@ class SavepointsRunner:
                 operation.checkpoint_id = await self._calls.run("write savepoint", write)
             except StoreTransient as error:
                 self._log.warning("savepoint.not_written", path=operation.path, reason=str(error))
-                pause_s = min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)
-                if not await self._pause(pause_s):
+                if not await self._pause(pause_s(attempt)):
                     raise
             except (Fenced, Unrecoverable) as error:
                 self._fail(error)
@@ -207,58 +185,36 @@ class SavepointsRunner:
                 return
 
     async def _commit(self, operation: JobOperation) -> None:
-        """Has a checkpoint follow a savepoint at once: it commits the output that the savepoint covers.
-
-        Raises:
-            StreamError: the job has ended, or gone back behind the savepoint, before that.
-        """
-        savepoint_id, path = operation.checkpoint_id, operation.path
+        """Has a checkpoint follow a savepoint at once: it commits the output that the savepoint covers."""
+        limit_s = 0.0
         for attempt in count():
-            if savepoint_id not in self._uncommitted:
-                await self._take_back(path)
+            if await self._outputs.fate(operation.path, limit_s) is not None:
+                return
             try:
                 await self._request(f"{operation.operation_id} commit {attempt}", PLAIN)
-            except UncommittedError as error:
-                raise _in_doubt(path) from error
             except StreamError as error:
-                if self._committed_id() <= savepoint_id:
-                    self._log.warning("savepoint.not_committed", path=path, reason=str(error))
-                    pause_s = min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)
-                    if await self._pause(pause_s):
-                        continue
-                # What has committed it may have come meanwhile, and been the job's last.
-                if self._committed_id() <= savepoint_id and not self._has_finished:
-                    raise _in_doubt(path) from error
+                limit_s = pause_s(attempt)
+                self._log.warning("savepoint.not_committed", path=operation.path, reason=str(error))
             else:
-                # One that is complete while tasks are being begun again has been committed by nobody yet.
-                if self._committed_id() <= savepoint_id and await self._pause(_FIRST_PAUSE_S):
-                    continue
-                if self._committed_id() <= savepoint_id and not self._has_finished:
-                    raise _in_doubt(path)
-            if savepoint_id in self._uncommitted:
-                del self._uncommitted[savepoint_id]
-                await self._call_on(path, "mark_committed")
-                return
+                limit_s = _COMMIT_LIMIT_S
 
-    async def _settle_output(self, operation: JobOperation, *, is_taken_back: bool) -> None:
+    async def _settle_output(
+        self, operation: JobOperation, is_apart: bool, *, is_taken_back: bool
+    ) -> None:
         """Finds out what becomes of the output of a savepoint that is complete, though who took it does not know.
 
         Raises:
             StreamError: the job has gone back behind it, or ends, before that is committed.
         """
         savepoint_id, path = operation.checkpoint_id, operation.path
-        if is_taken_back or operation.is_taken_back:
+        if is_taken_back:
             await self._take_back(path)
-        if self._committed_id() >= savepoint_id:
-            await self._call_on(path, "mark_committed")
-            return
+        self._outputs.expect(path, savepoint_id)
         await self._is_known.wait()
-        if self._has_ended:
-            raise _in_doubt(path)
         if self._restored_id is not None and self._restored_id < savepoint_id:
-            await self._take_back(path)
-        self._uncommitted[savepoint_id] = path
+            self._outputs.note_restored(self._restored_id)
         await self._commit(operation)
+        await self._mark(operation, is_apart=is_apart)
 
     async def _take_back(self, path: str) -> NoReturn:
         await self._call_on(path, "mark_taken_back")
@@ -274,8 +230,11 @@ class SavepointsRunner:
             Their paths, as far as nobody has committed that output.
         """
         self._restored_id = checkpoint_id
-        behind = [id for id in self._uncommitted if id > checkpoint_id]
-        return [self._uncommitted.pop(savepoint_id) for savepoint_id in behind]
+        return self._outputs.note_restored(checkpoint_id)
+
+    def note_committed(self, checkpoint_id: int) -> None:
+        """Tasks have committed all output up to this checkpoint."""
+        self._outputs.note_committed(checkpoint_id)
 
     def note_takeover(self, *, go_on: bool) -> None:
         """What an earlier JobManager has deployed was looked for.
@@ -289,10 +248,8 @@ class SavepointsRunner:
 
     def end(self, *, is_finished: bool) -> None:
         """The job has ended: what has become of it since an earlier JobManager had it will not be known here."""
-        self._has_finished = self._has_finished or is_finished
-        if not self._is_known.is_set():
-            self._has_ended = True
-            self._is_known.set()
+        self._outputs.end(is_finished=is_finished)
+        self._is_known.set()
 
     async def stop(
         self, operation: JobOperation, behind: BehindBarrier, format: SavepointFormat
@@ -315,8 +272,6 @@ class SavepointsRunner:
         properties = CheckpointProperties(target=operation.path, behind=behind, format=format)
         try:
             operation.checkpoint_id = await self._request(operation.operation_id, properties)
-        except UncommittedError as error:
-            await self._leave(operation, error, is_apart=False)
         except StreamError as error:
             await self._discard_failed(operation.path, error, is_apart=False)
             ends = isinstance(error, JobEndsError)
@@ -324,24 +279,7 @@ class SavepointsRunner:
             if isinstance(error, TasksNotRunningError):
                 raise TasksNotRunningError(told) from error
             raise StreamError(told) from error
-        if self._committed_id() < operation.checkpoint_id:
-            await self._told(operation, self._until_finished(operation))
-        await self._call_on(operation.path, "mark_committed")
-
-    async def _until_finished(self, operation: JobOperation) -> None:
-        """Waits for the end of a job that was stopped: its tasks, begun again, only commit and end.
-
-        Raises:
-            StreamError: it ends otherwise, or goes back behind the stop, and runs on.
-        """
-        stopped_id, path = operation.checkpoint_id, operation.path
-        self._uncommitted[stopped_id] = path
-        while stopped_id in self._uncommitted and await self._pause(_FIRST_PAUSE_S):
-            pass
-        if self._uncommitted.pop(stopped_id, None) is None:
-            await self._take_back(path)
-        if not self._has_finished:
-            raise _in_doubt(path)
+        await self._mark(operation, is_apart=False)
 
     async def settle_stop(self, operation: JobOperation, stopped_id: int) -> None:
         """Finds out what has become of a stop that another JobManager had begun.
@@ -357,8 +295,8 @@ class SavepointsRunner:
         )
         if stopped_id and begun.checkpoint_id == stopped_id:
             operation.checkpoint_id = stopped_id
-            await self._told(operation, self._until_finished(operation))
-            await self._call_on(operation.path, "mark_committed")
+            self._outputs.expect(operation.path, stopped_id)
+            await self._mark(operation, is_apart=False)
             return
         await self._discard(operation.path, is_complete=True)
         raise StreamError(f"{_NOT_STOPPED}: its JobManager ended before it had been; stop it again")
@@ -377,15 +315,14 @@ class SavepointsRunner:
                 self._log.warning("savepoint.not_marked", path=path, reason=str(error))
             else:
                 return
-            pause_s = min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)
-            if not await self._pause(pause_s):
+            if not await self._pause(pause_s(attempt)):
                 raise StreamError(
                     f"the job has ended, and what became of the output of savepoint {path} could not be noted there"
                 )
 
     def begin(self, stored: c.StoreCheckpoint) -> None:
         """One is about to be stored: from now on the job may go back behind it, and it completes all the same."""
-        self._uncommitted[stored.checkpoint_id] = stored.properties.target
+        self._outputs.expect(stored.properties.target, stored.checkpoint_id)
 
     async def store(self, wanted: job_effects.WriteManifest, states: LastStates) -> None:
         """Writes one that all tasks have acknowledged."""
@@ -411,7 +348,7 @@ class SavepointsRunner:
         except (Fenced, Unrecoverable) as error:
             self._fail(error)
         except StreamError as error:
-            self._note_not_stored(checkpoint_id, str(error))
+            self._note_not_stored(stored, str(error))
         else:
             self._note_stored(checkpoint_id)
         finally:
@@ -455,15 +392,14 @@ class SavepointsRunner:
                     self._note_stored(checkpoint_id)
                 else:
                     told = "its storage did not answer, and has not stored it"
-                    self._note_not_stored(checkpoint_id, told)
+                    self._note_not_stored(stored, told)
                 return
-            pause_s = min(_FIRST_PAUSE_S * 2 ** min(attempt, 16), _LAST_PAUSE_S)
-            if not await self._pause(pause_s):
+            if not await self._pause(pause_s(attempt)):
                 return
 
-    def _note_not_stored(self, checkpoint_id: int, reason: str) -> None:
-        self._uncommitted.pop(checkpoint_id, None)
-        self._post(c.CheckpointNotStored(checkpoint_id, reason, self._clock.now_ms()))
+    def _note_not_stored(self, stored: c.StoreCheckpoint, reason: str) -> None:
+        self._outputs.forget(stored.properties.target)
+        self._post(c.CheckpointNotStored(stored.checkpoint_id, reason, self._clock.now_ms()))
 
     def _note_stored(self, checkpoint_id: int) -> None:
         self._post(c.CheckpointStored(checkpoint_id, MANIFEST_PATH, self._clock.now_ms()))

@@ -15,7 +15,6 @@ from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.job.checkpoint_requests_runner import (
     CheckpointRequestsRunner,
     TasksNotRunningError,
-    UncommittedError,
 )
 from jobmanager.job.job_calls_runner import JobCallsRunner
 from jobmanager.job.job_operation import (
@@ -159,10 +158,7 @@ class UserOperationsRunner:
         await self._requests.request(request_id, properties)
 
     async def _take_checkpoint(self, operation: JobOperation) -> None:
-        try:
-            operation.checkpoint_id = await self._requests.request(operation.operation_id, PLAIN)
-        except UncommittedError as error:  # whoever goes on with it commits
-            operation.checkpoint_id = error.checkpoint_id
+        operation.checkpoint_id = await self._requests.request(operation.operation_id, PLAIN)
 
     def resume(self, found: PreparedCheckpoints) -> None:
         """What another JobManager had begun is brought to its end."""

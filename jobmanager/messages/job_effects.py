@@ -312,6 +312,13 @@ class PublishState:
     state: JobState
 
 
+@dataclass(frozen=True, slots=True)
+class ReportCommitted:
+    """All output that a checkpoint covers, which somebody waits for, is committed."""
+
+    checkpoint_id: int
+
+
 CheckpointEffect = (
     c.SettleCheckpoint
     | c.ReserveIds
@@ -321,6 +328,7 @@ CheckpointEffect = (
     | c.AnswerRequest
     | c.ReportAborted
     | c.ReportCompleted
+    | ReportCommitted
 )
 """Effects of the coordinator that the machine hands on as they are."""
 

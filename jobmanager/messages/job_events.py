@@ -397,6 +397,14 @@ class RivalNotStarted:
     cause: FailureCause
 
 
+@dataclass(frozen=True, slots=True)
+class OutputCommitted:
+    """A task has committed all that a complete checkpoint covers of its output."""
+
+    key: AttemptKey
+    checkpoint_id: int
+
+
 PromotionEvent = PartitionsPromoted | PartitionsNotPromoted
 
 SpeculationEvent = (
@@ -409,6 +417,7 @@ CheckpointEvent = (
     | c.CheckpointRequested
     | c.AckReceived
     | c.DeclineReceived
+    | OutputCommitted
     | c.CheckpointStored
     | c.CheckpointNotStored
     | c.StoreOutcomeUnknown

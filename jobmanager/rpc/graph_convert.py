@@ -170,6 +170,8 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> job_events.JobEvent 
             said = event.checkpoint_declined
             fields = {field.name: getattr(said, field.name) for field in said.DESCRIPTOR.fields}
             return c.DeclineReceived(key=key, now_ms=now_ms, **fields)
+        case "checkpoint_committed":
+            return job_events.OutputCommitted(key, event.checkpoint_committed.checkpoint_id)
         case "kept_rows_lost":
             reason = f"what {key} had left for its consumers is gone: {event.kept_rows_lost.reason}"
             lost = client_pb2.FailureCause(error_class="PartitionUnavailable", message=reason)
@@ -381,8 +383,8 @@ class DeploymentMessages:
                     properties=properties_message(properties),
                 )
                 return pb.TaskCommand(trigger_checkpoint=trigger)
-            case c.NotifyCompleted(checkpoint_id):
-                completed = pb.CheckpointCompleted(checkpoint_id=checkpoint_id)
+            case c.NotifyCompleted(checkpoint_id, is_awaited=is_awaited):
+                completed = pb.CheckpointCompleted(checkpoint_id=checkpoint_id, awaited=is_awaited)
                 return pb.TaskCommand(checkpoint_completed=completed)
             case c.NotifySaved(checkpoint_id):
                 saved = pb.CheckpointCompleted(checkpoint_id=checkpoint_id, savepoint=True)

@@ -247,7 +247,7 @@ class Execution:
                 # What it covers joins the next checkpoint, as what an aborted one does; its output stays in doubt.
                 self.run(partial(self._parts.checkpoint_aborted, completed.checkpoint_id))
             else:
-                self._complete_checkpoint(completed.checkpoint_id)
+                self._complete_checkpoint(completed)
         elif kind == "checkpoint_aborted":
             aborted = command.checkpoint_aborted
             for checkpoint_id in void_ids(aborted):
@@ -277,13 +277,17 @@ class Execution:
             raise TaskFailure(f"splits for {self._vertex_name}, which has no source running")
         source.add_splits(command)
 
-    def _complete_checkpoint(self, checkpoint_id: int) -> None:
+    def _complete_checkpoint(self, completed: internal_pb2.CheckpointCompleted) -> None:
         """The backends hear of it first: what operators then do may ask for the next snapshot."""
+        checkpoint_id = completed.checkpoint_id
 
         def end() -> None:
             assert self._subtask is not None, "commands wait until the operators are open"
             self._parts.checkpoint_completed(checkpoint_id)
             self._subtask.checkpoint_completed(checkpoint_id)
+            if completed.awaited:
+                committed = internal_pb2.CheckpointCommitted(checkpoint_id=checkpoint_id)
+                self._report_event(internal_pb2.TaskEvent(checkpoint_committed=committed))
 
         self.run(end)
 

@@ -46,6 +46,8 @@ def event_words(event: internal_pb2.TaskEvent) -> tuple[str, str]:
         case "checkpoint_declined":
             declined = event.checkpoint_declined
             told = f"declines {declined.checkpoint_id}: {declined.reason}"
+        case "checkpoint_committed":
+            told = f"has committed {event.checkpoint_committed.checkpoint_id}"
         case _:
             told = kind.replace("_", " ")
     return told, attempt_name(event.attempt)

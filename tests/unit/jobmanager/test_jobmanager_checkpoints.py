@@ -55,6 +55,9 @@ class Checkpointed:
         self.restored: list[Any] = []
         self.completed: list[int] = []
         self.aborted: list[int] = []
+        self.commits = True
+        self.committing: list[tuple[Any, int]] = []
+        """Who was told to say when what a checkpoint covers is committed."""
         self.finish_on_completion = False
         self.triggered_by = 0
         self.says_epoch: Callable[[int], int] = lambda epoch: epoch
@@ -76,12 +79,21 @@ class Checkpointed:
                     self.acknowledge(attempt, checkpoint_id)
             case "checkpoint_completed":
                 self.completed.append(command.checkpoint_completed.checkpoint_id)
+                if command.checkpoint_completed.awaited:
+                    self.committing.append((command.attempt, self.completed[-1]))
+                    if self.commits:
+                        self.report_committed(*self.committing[-1])
                 if self.finish_on_completion:
                     self.taskmanager.report_state(command.attempt, STATES.ATTEMPT_STATE_FINISHED)
             case "checkpoint_aborted":
                 self.aborted.append(command.checkpoint_aborted.checkpoint_id)
             case _:
                 pass
+
+    def report_committed(self, attempt: Any, checkpoint_id: int) -> None:
+        committed = internal_pb2.CheckpointCommitted(checkpoint_id=checkpoint_id)
+        event = internal_pb2.TaskEvent(attempt=attempt, checkpoint_committed=committed)
+        self.taskmanager.report(event)
 
     def acknowledge(self, attempt: Any, checkpoint_id: int) -> None:
         snapshot = checkpoint_pb2.SubtaskSnapshot(

@@ -252,7 +252,7 @@ def test_a_stop_that_is_cut_off_anywhere_is_done_or_leaves_nothing(
             except Killed:
                 is_killed = True
         is_open = is_killed and not (path / COMMITTED_PATH).exists()
-        runner, successor = made(directory, _nothing, _at_once, int, OF_JOB, leader_epoch=2)
+        runner, successor = made(directory, _nothing, _at_once, OF_JOB, leader_epoch=2)
         newest = successor.starts.prepare().retained[-1]
         operation = JobOperation("mine", OperationKind.STOP, str(path))
         settling = runner.settle_stop(operation, newest.checkpoint_id if newest.is_stop else 0)

@@ -71,6 +71,11 @@ async def completed(cluster: Any) -> int:
     return int(listed.completed_count)
 
 
+def found(place: Path, name: str) -> bool:
+    """Whether the savepoint in one of these directories has an object of this name."""
+    return any(place.glob(f"*/{name}"))
+
+
 @pytest.mark.parametrize("tasks_end", ["before it is stored", "behind"])
 @pytest.mark.parametrize("end", ["cancelled", "cancelled, and retained", "failed"])
 @pytest.mark.parametrize("what", ["native", "canonical", "stop"])
@@ -114,19 +119,21 @@ def test_what_its_job_has_not_committed_is_not_said_to_be(
                 await cluster.wait_for(JOB, ended)
             swaps.goes_on.set()
             if tasks_end == "behind":
-                while not answer.done():  # noqa: ASYNC110 - who has asked is told
+                ending = len(fake.attempts) - (end == "failed")
+                while len(taskmanager.canceled) < ending or not (  # noqa: ASYNC110 - a thread stores it
+                    found(place, "manifest") if what == "canonical" else await completed(cluster)
+                ):
                     await asyncio.sleep(0.01)
                 taskmanager.end_cancelled()
                 await cluster.wait_for(JOB, ended)
             with pytest.raises(grpc.RpcError) as refused:
                 await answer
         told = str(error_from_rpc(refused.value))
-        found = {path.name for path in place.glob("*/*")}
-        assert "committed" not in found
+        assert not found(place, "committed")
         if end == "cancelled" and what != "canonical":  # that names what tasks keep for it
-            assert "manifest" not in found, told
+            assert not found(place, "manifest"), told
         elif tasks_end == "behind":
-            assert "manifest" in found
+            assert found(place, "manifest")
             assert "--in-doubt commit" in told
 
     run(scenario)
@@ -145,9 +152,6 @@ def test_what_is_complete_while_tasks_are_begun_again_is_committed_when_these_ha
     swaps = Swaps(monkeypatch)
     place = tmp_path / "savepoints"
 
-    def found() -> set[str]:
-        return {path.name for path in place.glob("*/*")}
-
     async def scenario() -> None:
         async with cluster_of(settings(tmp_path)) as cluster:
             taskmanager = await cluster.add("tm1")
@@ -163,14 +167,14 @@ def test_what_is_complete_while_tasks_are_begun_again_is_committed_when_these_ha
             swaps.goes_on.set()
             while not await completed(cluster):  # noqa: ASYNC110 - a thread swaps HEAD
                 await asyncio.sleep(0.01)
-            assert "committed" not in found()
+            assert not found(place, "committed")
             if then == "cancelled":
                 await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
                 taskmanager.end_cancelled()
                 await cluster.wait_for(JOB, "CANCELED")
                 with pytest.raises(grpc.RpcError):
                     await answer
-                assert found() == set()
+                assert not found(place, "*")
                 return
             taskmanager.end_cancelled()
             taskmanager.ends_cancelled = True
@@ -179,7 +183,54 @@ def test_what_is_complete_while_tasks_are_begun_again_is_committed_when_these_ha
                 for attempt in fake.attempts.values():
                     taskmanager.report_state(attempt, STATES.ATTEMPT_STATE_FINISHED)
             await answer
-            assert {"manifest", "committed"} <= found()
+            assert found(place, "manifest")
+            assert found(place, "committed")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("then", ["committed", "cancelled", "failed", "begun again"])
+@pytest.mark.parametrize("what", ["native", "canonical", "stop"])
+def test_one_is_committed_when_its_tasks_have_said_so(
+    make_graph: Any, cluster_of: Any, tmp_path: Path, what: str, then: str
+) -> None:
+    """They are told that a checkpoint is complete, and commit, which takes as long as it takes."""
+    place = tmp_path / "savepoints"
+    strategy = "none" if then == "failed" else "exponential-delay"
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path, **{"restart-strategy.type": strategy})) as cluster:
+            taskmanager = await cluster.add("tm1")
+            fake = Checkpointed(taskmanager)
+            fake.commits = False
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            answer = asyncio.ensure_future(asked(cluster, what, str(place)))
+            committers = len(fake.attempts)
+            while len(fake.committing) < committers:  # noqa: ASYNC110 - they are told over gRPC
+                await asyncio.sleep(0.01)
+            *others, last = fake.committing
+            for attempt, checkpoint_id in others:
+                fake.report_committed(attempt, checkpoint_id)
+            await completed(cluster)
+            assert not answer.done()
+            assert not found(place, "committed")
+            if then == "committed":
+                fake.report_committed(*last)
+            elif then == "cancelled":
+                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            else:
+                fake.fail()
+            if then in ("committed", "begun again"):
+                await answer
+                assert found(place, "manifest")
+                assert found(place, "committed")
+                return
+            with pytest.raises(grpc.RpcError) as refused:
+                await answer
+            told = str(error_from_rpc(refused.value))
+            assert ("--in-doubt commit" in told) is (then == "failed" or what == "canonical"), told
+            assert not found(place, "committed")
 
     run(scenario)
 

@@ -35,7 +35,6 @@ def made(
     directory: Path,
     request: Callable[[str, CheckpointProperties], Awaitable[int]],
     pause: Callable[[float], Awaitable[bool]],
-    committed_id: Callable[[], int],
     job_id: str = "job",
     leader_epoch: int = 1,
 ) -> tuple[SavepointsRunner, CheckpointStoreRunner]:
@@ -61,10 +60,14 @@ def made(
         post=lambda _: None,
         fail=fail,
         pause=pause,
-        committed_id=committed_id,
         seeks_attempts=False,
     )
     return runner, store
+
+
+async def never(_pause_s: float) -> bool:
+    """A pause where nothing is to be waited for."""
+    raise AssertionError("nothing is waited for")
 
 
 def stored(properties: CheckpointProperties) -> c.StoreCheckpoint:
@@ -87,21 +90,20 @@ def test_the_last_checkpoint_of_a_job_commits_what_its_savepoint_covers(
     tmp_path: Path, last_checkpoint: int
 ) -> None:
     """It was taken while the runner waited to ask for one of its own, and the job has ended with it."""
-    completed = 0
     path = str(tmp_path / "savepoint")
+
+    def end() -> None:
+        runner.note_committed(last_checkpoint)
+        runner.end(is_finished=False)
 
     async def request(_id: str, properties: CheckpointProperties) -> int:
         if properties.is_savepoint:
             runner.begin(stored(properties))
             return SAVEPOINT_ID
+        asyncio.get_running_loop().call_soon(end)
         raise StreamError("the tasks are busy")
 
-    async def pause(_pause_s: float) -> bool:
-        nonlocal completed
-        completed = last_checkpoint
-        return False
-
-    runner, _ = made(tmp_path, request, pause, lambda: completed)
+    runner, _ = made(tmp_path, request, never)
     taken = JobOperation("mine", OperationKind.SAVEPOINT, path)
     if last_checkpoint:
         asyncio.run(runner.take(taken, SavepointFormat.CANONICAL))
@@ -122,12 +124,10 @@ def test_a_job_that_goes_back_behind_one_while_it_is_stored_takes_it_back(
             runner.begin(stored(properties))
             runner.note_restored(restored_id)
             return SAVEPOINT_ID
+        runner.note_committed(SAVEPOINT_ID + 1)
         return SAVEPOINT_ID + 1
 
-    async def pause(_pause_s: float) -> bool:
-        raise AssertionError("nothing is waited for")
-
-    runner, _ = made(tmp_path, request, pause, lambda: SAVEPOINT_ID + 1)
+    runner, _ = made(tmp_path, request, never)
     taken = JobOperation("mine", OperationKind.SAVEPOINT, str(tmp_path / "savepoint"))
     if restored_id < SAVEPOINT_ID:
         with pytest.raises(StreamError, match="--in-doubt leave"):
@@ -154,7 +154,9 @@ def test_one_that_is_made_of_a_checkpoint_is_committed_when_its_manifest_is_ther
 
     async def request(_id: str, properties: CheckpointProperties) -> int:
         assert (properties.is_saved, properties.target) == (True, str(path))
+        runner.begin(stored(properties))
         assert isinstance(store.store(stored(properties)), c.CheckpointStored)
+        runner.note_committed(SAVEPOINT_ID)
         return SAVEPOINT_ID
 
     async def pause(_pause_s: float) -> bool:
@@ -162,7 +164,7 @@ def test_one_that_is_made_of_a_checkpoint_is_committed_when_its_manifest_is_ther
         is_slow = False
         return end != "the job ends"
 
-    runner, store = made(tmp_path, request, pause, lambda: SAVEPOINT_ID)
+    runner, store = made(tmp_path, request, pause)
     store.starts.prepare()
     monkeypatch.setattr(LocalStore, "compare_and_swap", slow)
     taken = JobOperation("mine", OperationKind.SAVEPOINT, str(path))
@@ -193,21 +195,23 @@ def test_a_stop_that_another_jobmanager_had_begun_is_committed_when_its_job_is_f
     async def request(_id: str, properties: CheckpointProperties) -> int:
         raise AssertionError("none is taken behind a stop")
 
-    async def pause(_pause_s: float) -> bool:
+    def go_on() -> None:
         if end == "goes back":
             runner.note_restored(SAVEPOINT_ID - 1)
-            return True
         runner.end(is_finished=end == "finished")
-        return False
 
-    runner, store = made(tmp_path, request, pause, lambda: 0)
+    async def settle() -> None:
+        asyncio.get_running_loop().call_later(0.01, go_on)
+        await runner.settle_stop(inherited, SAVEPOINT_ID)
+
+    runner, store = made(tmp_path, request, never)
     store.starts.prepare()
     store.store(stored(CheckpointProperties(target=str(path), behind=BehindBarrier.HOLD)))
     inherited = JobOperation("mine", OperationKind.STOP, str(path))
     if told:
         with pytest.raises(StreamError, match=told):
-            asyncio.run(runner.settle_stop(inherited, SAVEPOINT_ID))
+            asyncio.run(settle())
     else:
-        asyncio.run(runner.settle_stop(inherited, SAVEPOINT_ID))
+        asyncio.run(settle())
     marks = {one.name for one in path.iterdir()} & {"committed", "taken-back"}
     assert marks == ({mark} if mark else set())

@@ -351,7 +351,7 @@ def test_a_checkpoint_that_is_stored_after_the_stop_counts(restarted: bool) -> N
     effects = driver.stored(one)
     assert driver.machine.latest_completed is not None
     assert of_type(effects, c.AnswerRequest)[0].checkpoint_id == one
-    told = [] if restarted else [c.NotifyCompleted(one, (SOURCE,))]
+    told = [] if restarted else [c.NotifyCompleted(one, (SOURCE,), is_awaited=True)]
     assert of_type(effects, c.NotifyCompleted) == told
     assert deletions(effects) == set()
 

@@ -1,0 +1,106 @@
+"""What becomes of the output that savepoints of one job cover: committed by the job, taken back by it, or in doubt.
+
+A savepoint is complete before that is known. It is committed when all tasks have committed a checkpoint that is not older,
+or the job is FINISHED; taken back when tasks begin again from an older checkpoint before that; in doubt when the job has
+ended in another way before either.
+
+Invariant: what was found out of a savepoint stays so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+
+
+class OutputFate(Enum):
+    """What has become of it."""
+
+    COMMITTED = "committed"
+    TAKEN_BACK = "taken back"
+    IN_DOUBT = "in doubt"
+
+
+@dataclass(frozen=True, slots=True)
+class _Savepoint:
+    id: int
+    fate: asyncio.Future[OutputFate]
+
+
+class SavepointOutputsRunner:
+    """The savepoints of one job that somebody waits for, by their paths.
+
+    Example: the job is cancelled when its tasks have committed the first of two savepoints.
+        >>> async def fates():
+        ...     outputs = SavepointOutputsRunner()
+        ...     outputs.expect("first", 4)
+        ...     outputs.expect("second", 6)
+        ...     outputs.note_committed(5)
+        ...     outputs.end(is_finished=False)
+        ...     return [(await outputs.fate(path)).value for path in ("first", "second")]
+        >>> asyncio.run(fates())
+        ['committed', 'in doubt']
+    """
+
+    def __init__(self) -> None:
+        self._savepoints: dict[str, _Savepoint] = {}
+        self._committed_id = 0
+        self._at_end: OutputFate | None = None
+
+    def expect(self, path: str, savepoint_id: int) -> None:
+        """One is being stored, or complete; harmless to repeat."""
+        if path in self._savepoints:
+            return
+        fate: asyncio.Future[OutputFate] = asyncio.get_running_loop().create_future()
+        self._savepoints[path] = _Savepoint(savepoint_id, fate)
+        if savepoint_id <= self._committed_id:
+            fate.set_result(OutputFate.COMMITTED)
+        elif self._at_end is not None:
+            fate.set_result(self._at_end)
+
+    def forget(self, path: str) -> None:
+        """Nobody waits for it any more."""
+        self._savepoints.pop(path, None)
+
+    def note_committed(self, checkpoint_id: int) -> None:
+        """Tasks have committed all output up to this checkpoint."""
+        self._committed_id = max(self._committed_id, checkpoint_id)
+        for one in self._open().values():
+            if one.id <= checkpoint_id:
+                one.fate.set_result(OutputFate.COMMITTED)
+
+    def note_restored(self, checkpoint_id: int) -> list[str]:
+        """Tasks go on from this checkpoint: what savepoints behind it cover will be produced again.
+
+        Returns:
+            Their paths, as far as nobody has committed that output.
+        """
+        behind = {path: one for path, one in self._open().items() if one.id > checkpoint_id}
+        for one in behind.values():
+            one.fate.set_result(OutputFate.TAKEN_BACK)
+        return [*behind]
+
+    def end(self, *, is_finished: bool) -> None:
+        """The job has ended; FINISHED it has committed all."""
+        at_end = OutputFate.COMMITTED if is_finished else OutputFate.IN_DOUBT
+        self._at_end = self._at_end or at_end
+        for one in self._open().values():
+            one.fate.set_result(self._at_end)
+
+    async def fate(self, path: str, limit_s: float | None = None) -> OutputFate | None:
+        """Waits until it is known of an expected savepoint, at the latest when the job has ended.
+
+        Args:
+            path: of the savepoint.
+            limit_s: no longer than that.
+
+        Returns:
+            What has become of it; None = that is not known in this time.
+        """
+        fate = self._savepoints[path].fate
+        await asyncio.wait([fate], timeout=limit_s)
+        return fate.result() if fate.done() else None
+
+    def _open(self) -> dict[str, _Savepoint]:
+        return {path: one for path, one in self._savepoints.items() if not one.fate.done()}
