@@ -7,7 +7,7 @@ import structlog
 
 from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
-from penstock.errors import PartitionUnavailable
+from penstock.errors import PartitionUnavailable, TaskFailure
 from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.checkpoint_properties import BehindBarrier, CheckpointProperties
@@ -412,3 +412,24 @@ def test_checkpoints_that_are_declined_in_a_row_are_told_of_once():
     told = [one["event"] for one in logs if one["log_level"] != "debug"]
     assert told == ["checkpoint.declined", "checkpoint.acknowledged_again"]
     assert sum(r.task_event.HasField("checkpoint_declined") for r in slot.reports) == 3
+
+
+@pytest.mark.parametrize(("is_awaited", "fails"), [(True, False), (False, False), (True, True)])
+def test_who_is_waited_for_says_that_it_has_committed_once_it_has(is_awaited, fails):
+    slot, told = Slot(), []
+
+    def committed(_checkpoint_id):
+        told.append(any(r.task_event.HasField("checkpoint_committed") for r in slot.reports))
+        if fails:
+            raise TaskFailure("the directory is gone")
+
+    slot.subtask.checkpoint_completed = committed
+    slot.parts.checkpoint_completed = lambda _checkpoint_id: None
+    slot.run()
+    slot.command(
+        checkpoint_completed=internal_pb2.CheckpointCompleted(checkpoint_id=9, awaited=is_awaited)
+    )
+    events = [r.task_event for r in slot.reports if r.task_event.HasField("checkpoint_committed")]
+    said = [event.checkpoint_committed.checkpoint_id for event in events]
+    assert told == [False]
+    assert said == ([9] if is_awaited and not fails else [])
