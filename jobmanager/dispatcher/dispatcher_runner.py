@@ -194,7 +194,7 @@ class DispatcherRunner:
         if start is not None:
             check_takes_checkpoints(job)
         await self._checks.check_shared_spill(job, self._cluster.partitions.shared)
-        await self._records.run("store", self._store.check_leads)
+        await self.check_storage()
         await self._checks.check_directory(job)
         if job_id in self.jobs:  # it has come once more meanwhile
             return
@@ -216,6 +216,15 @@ class DispatcherRunner:
             self._log.warning("job.without_checkpoints", job_id=job_id, reason=job.settings.warning)
         for line in what_grows(graph):
             self._log.warning("job.keeps_every_key", job_id=job_id, reason=line)
+
+    async def check_storage(self) -> None:
+        """Makes sure that a job could be stored, before anything of it is.
+
+        Raises:
+            StoreNotFound: the storage is not there.
+            StoreTransient: it cannot be found out now.
+        """
+        await self._records.run("store", self._store.check_leads)
 
     def _check_not_stopping(self) -> None:
         if self._stopping:

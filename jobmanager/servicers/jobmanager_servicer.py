@@ -74,6 +74,7 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
         self, request: client_pb2.MissingArtifactsRequest, context: Any
     ) -> client_pb2.MissingArtifactsResponse:
         """Which artifacts must still be uploaded."""
+        await self._dispatcher.check_storage()
         return client_pb2.MissingArtifactsResponse(
             ids=await self._artifacts.find_missing(request.ids)
         )

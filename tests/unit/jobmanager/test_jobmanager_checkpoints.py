@@ -518,6 +518,9 @@ def test_a_submission_makes_nothing_in_the_place_of_a_storage_that_is_away(
             kept.rename(away)
             with pytest.raises(Exception, match="LEADER is gone"):
                 await cluster.submit(make_graph())
+            artifacts = client_pb2.MissingArtifactsRequest(ids=["0" * 64])
+            with pytest.raises(Exception, match="LEADER is gone"):
+                await cluster.client.MissingArtifacts(artifacts)
             assert (kept.exists(), checkpoints.exists()) == (False, False)
             away.rename(kept)
             await cluster.submit(make_graph())
