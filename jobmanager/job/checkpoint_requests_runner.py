@@ -34,17 +34,6 @@ class JobEndsError(StreamError):
     """A checkpoint is not taken any more: the job ends, or has ended."""
 
 
-<<<<<<< HEAD
-class UncommittedError(JobEndsError):
-    """A checkpoint is complete, and its tasks have not heard of that before they were ended."""
-
-    def __init__(self, message: str, checkpoint_id: int) -> None:
-        super().__init__(message)
-        self.checkpoint_id = checkpoint_id
-
-
-=======
->>>>>>> 76eab5d0 (A savepoint is committed when each of its tasks has said that it has committed what it covers)
 class CheckpointRequestsRunner:
     """The requests of one job.
 
