@@ -209,12 +209,20 @@ class SavepointsRunner:
         savepoint_id, path = operation.checkpoint_id, operation.path
         if is_taken_back:
             await self._take_back(path)
-        self._outputs.expect(path, savepoint_id)
         await self._is_known.wait()
-        if self._restored_id is not None and self._restored_id < savepoint_id:
-            self._outputs.note_restored(self._restored_id)
+        await self._expect(path, savepoint_id)
         await self._commit(operation)
         await self._mark(operation, is_apart=is_apart)
+
+    async def _expect(self, path: str, savepoint_id: int) -> None:
+        """From now on what becomes of the output of one that another JobManager has taken is heard of.
+
+        Raises:
+            StreamError: the job has gone back behind it meanwhile.
+        """
+        if self._restored_id is not None and self._restored_id < savepoint_id:
+            await self._take_back(path)
+        self._outputs.expect(path, savepoint_id)
 
     async def _take_back(self, path: str) -> NoReturn:
         await self._call_on(path, "mark_taken_back")
@@ -295,7 +303,7 @@ class SavepointsRunner:
         )
         if stopped_id and begun.checkpoint_id == stopped_id:
             operation.checkpoint_id = stopped_id
-            self._outputs.expect(operation.path, stopped_id)
+            await self._expect(operation.path, stopped_id)
             await self._mark(operation, is_apart=False)
             return
         await self._discard(operation.path, is_complete=True)
