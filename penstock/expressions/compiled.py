@@ -227,6 +227,8 @@ def _bind(expression: Expr, schema: pa.Schema) -> _Bound:
     assert isinstance(expression, Call)
     arguments = [_bind(argument, schema) for argument in expression._arguments]
     _adopt_literals(expression, arguments)
+    if expression._function in _COMPARED:  # Arrow compares dictionaries as well, and not exactly
+        arguments = [_decoded(argument) for argument in arguments]
     try:
         return _apply(expression, arguments, _call_kernel(expression, arguments))
     except ExpressionError:
@@ -310,7 +312,7 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
         return search_kernel(name, function, options, chosen["value_set"], positions)
     if name == "strptime":
         return strptime_kernel(function, options, chosen)
-    if name in ROUNDED and types:
+    if name in ROUNDED and types and pt.is_temporal(types[0]):
         return rounded_times(name, types[0], chosen)
     kernel = function if options is None else lambda args: function(args, options)
     if name in CALENDAR:

@@ -125,7 +125,7 @@ def _may_adopt(kind: pa.DataType, target: pa.DataType) -> bool:
     return (
         (pt.is_integer(kind) and (pt.is_integer(target) or pt.is_floating(target)))
         or (_is_string(kind) and _is_string(target))
-        or (_is_binary(kind) and _is_binary(target))
+        or (_is_binary(kind) and (_is_binary(target) or pt.is_fixed_size_binary(target)))
         or (pt.is_duration(kind) and pt.is_duration(target))
         or (pt.is_time(kind) and pt.is_time(target))
     )

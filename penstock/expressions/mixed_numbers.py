@@ -99,9 +99,7 @@ def choice_problem(types: Sequence[pa.DataType]) -> str:
 
 
 def _is_plain_number(kind: pa.DataType) -> bool:
-    return bool(
-        pt.is_integer(kind) or pt.is_boolean(kind) or pt.is_float32(kind) or pt.is_float64(kind)
-    )
+    return bool(pt.is_integer(kind) or pt.is_float32(kind) or pt.is_float64(kind))
 
 
 def _is_wide(kind: pa.DataType) -> bool:

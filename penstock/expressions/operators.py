@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -36,6 +37,7 @@ OPERATORS = frozenset({*_DIRECT, *_BITWISE, *COMPARISONS, "+", "/", "//", "%", "
 """Names of the operators in ``Call.function``; all other names are functions of pyarrow.compute."""
 SAME_AS_OPERATORS = {"add": "+", "subtract": "-", "multiply": "*", "power": "**", "negate": "neg"}
 """Functions of pyarrow.compute that wrap integers there, and the operators that they mean here."""
+_EXTREMES = frozenset({"max_element_wise", "min_element_wise"})
 _CHECKED = {"shift_right": "shift_right_checked"}
 
 
@@ -49,7 +51,23 @@ def function_kernel(name: str, types: Sequence[pa.DataType]) -> Callable[..., An
         name = "divide_checked"
     if name in ("shift_left", "shift_left_checked"):
         return _shift_left
+    if name in _EXTREMES and any(map(pt.is_fixed_size_binary, types)):
+        return _of_whole_arrays(_function(name))
     return _function(_CHECKED.get(name, name))
+
+
+def _of_whole_arrays(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """Of parts of arrays of binaries of one length Arrow takes the first rows of the whole array."""
+
+    def apply(args: list[Any], *options: Any) -> Any:
+        parts = [isinstance(arg, pa.Array) and arg.offset for arg in args]
+        pairs = zip(args, parts, strict=True)
+        return kernel(
+            [arg.take(pa.array(np.arange(len(arg)))) if part else arg for arg, part in pairs],
+            *options,
+        )
+
+    return apply
 
 
 def _shift_left(args: list[Any]) -> Any:

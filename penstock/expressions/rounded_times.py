@@ -87,6 +87,10 @@ def _starts(name: str, kind: pa.DataType, unit_of_type: int, given: Mapping[str,
     is_of_months = unit in _MONTHS
     step = multiple * (_MONTHS[unit] * 31 * DAY if is_of_months else _FIXED[unit])
     whole, rest = divmod(step, unit_of_type)
+    if is_of_months and pt.is_duration(kind):
+        raise ExpressionError(
+            f"{name}: how long a {unit} is depends on the month, so {kind} has none"
+        )
     if pt.is_time(kind) and step > DAY:
         raise ExpressionError(f"{name}: a {kind} is within one day, and not in {multiple} {unit}")
     if rest or not whole:

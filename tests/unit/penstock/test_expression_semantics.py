@@ -130,6 +130,8 @@ def test_times_of_other_zones_and_units_are_not_taken_for_each_other() -> None:
         (pa.date32(), pa.timestamp("ms")),
         (pa.string(), pa.large_string()),
         (pa.float16(), pa.float32()),
+        (pa.bool_(), pa.int8()),
+        (pa.float64(), pa.bool_()),
     ],
 )
 def test_choose_does_not_take_values_of_one_type_for_those_of_another(
@@ -539,3 +541,33 @@ def test_a_safe_cast_of_an_integer_to_half_a_float_loses_nothing(kind: pa.DataTy
 def test_half_a_float_is_cast_to_an_integer() -> None:
     rows = pa.RecordBatch.from_pydict({"f": pa.array([1.5, -1.5, None]).cast("float16")})
     assert values(col("f").cast("int8"), rows) == [1, -1, None]
+
+
+def test_the_larger_of_binaries_is_that_of_the_row_in_a_part_of_a_batch() -> None:
+    """Those of the first rows of the whole array were compared, whatever part of it was."""
+    texts = [b"abc", None, b"ghi", b"aaa", b"zzz"]
+    rows = pa.record_batch(
+        {"x": pa.array(texts, pa.binary(3)), "y": pa.array(texts[::-1], pa.binary(3))}
+    )
+    for name, choose in (("max_element_wise", max), ("min_element_wise", min)):
+        larger = getattr(col("x"), name)(col("y"), b"ccc")
+        expected = [
+            choose(each for each in (x, y, b"ccc") if each is not None)
+            for x, y in zip(texts, texts[::-1], strict=True)
+        ]
+        for start in range(5):
+            assert values(larger, rows.slice(start, 2)) == expected[start : start + 2]
+
+
+def test_coded_values_are_compared_as_exactly_as_plain_ones() -> None:
+    numbers = [1, 2**53 + 1, 2**63 - 1, None]
+    coded = pa.array(numbers, pa.int64()).dictionary_encode()
+    rows = pa.record_batch(
+        {"x": coded, "u": pa.array([2**63] * 4, pa.uint64()), "f": [2.0**53] * 4}
+    )
+    assert values(col("x") < col("u"), rows) == [True, True, True, None]
+    assert values(col("x") > col("f"), rows) == [False, True, True, None]
+    decimals = pa.array([Decimal("0.1"), None], pa.decimal128(3, 1)).dictionary_encode()
+    rows = pa.record_batch({"d": decimals, "f": [0.1, 0.1]})
+    assert values(col("d") == col("f"), rows) == [False, None]
+    assert values(col("d") == 0.1, rows) == [True, None]

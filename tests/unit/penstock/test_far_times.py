@@ -202,3 +202,17 @@ def test_a_clock_that_is_put_back_is_rounded_on_its_own_side() -> None:
     day = first - 2 * 3600
     assert computed(col("t").floor_temporal(unit="day"), column) == [day] * 3
     assert computed(col("t").ceil_temporal(unit="day"), column) == [day + 25 * 3600] * 3
+
+
+def test_what_is_no_time_is_not_rounded_to_one() -> None:
+    for kind in (pa.int64(), pa.string(), pa.dictionary(pa.int8(), pa.int64())):
+        with pytest.raises(ExpressionError, match="does not work on these types"):
+            col("t").floor_temporal(unit="day").compile(pa.schema({"t": kind}))
+    lengths = pa.array([-1, 5, 86_405], pa.duration("s"))
+    assert computed(col("t").floor_temporal(unit="day"), lengths) == [-86_400, 0, 86_400]
+    with pytest.raises(ExpressionError, match="how long a month is depends"):
+        col("t").floor_temporal(unit="month").compile(pa.schema({"t": lengths.type}))
+    coded = times(pa.timestamp("s"), [5, 86_405]).dictionary_encode()
+    rounded_down = col("t").floor_temporal(unit="day").compile(pa.schema({"t": coded.type}))
+    found = rounded_down(pa.record_batch({"t": coded}))
+    assert found.cast(pa.int64()).to_pylist() == [0, 86_400]
