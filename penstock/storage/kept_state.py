@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound
+from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.storage.checkpoint_properties import BehindBarrier
 from penstock.storage.head import HEAD_PATH, HeadStore
 from penstock.storage.manifest import decode_manifest, file_ends, properties_of
@@ -28,8 +28,9 @@ class KeptSavepoint:
     """A savepoint, or what is left of one that was never completed.
 
     Attributes:
-        status: "COMPLETE" (all files are there and long enough), "INCOMPLETE" (it has no manifest) or "DAMAGED".
-        problem: what is wrong with a damaged one; "" = nothing.
+        status: "COMPLETE" (all files are there and long enough), "INCOMPLETE" (it has no manifest), "DAMAGED", or "UNREADABLE"
+            (what it is cannot be seen now, perhaps by this user).
+        problem: what is wrong with one that is damaged or unreadable; "" = nothing.
         taken_at_ms: when it was complete.
         format: "native" or "canonical".
         size_bytes: of all files in its directory.
@@ -59,7 +60,7 @@ def list_savepoints(uri: str) -> list[KeptSavepoint]:
 
     Raises:
         StoreNotFound: there is no such directory.
-        StoreTransient: it cannot be read now.
+        StoreTransient: it cannot be listed now, or is one itself and cannot be read.
     """
     uri = without_slash(uri)
     store = open_store(uri)
@@ -68,14 +69,22 @@ def list_savepoints(uri: str) -> list[KeptSavepoint]:
         return [_kept(uri, store)]
     found = []
     for name in inside:
-        one = open_store(substore(uri, name))
+        one = substore(uri, name)
         try:
-            parts = one.first_parts()
-        except StoreNotFound:
-            continue  # an object
-        if looks_like_savepoint(parts):
-            found.append(_kept(substore(uri, name), one))
+            found += _found_in(one)
+        except StoreTransient as error:  # it is another user's, for example
+            found.append(KeptSavepoint(one, "UNREADABLE", str(error)))
     return sorted(found, key=lambda one: (-one.taken_at_ms, one.path))
+
+
+def _found_in(uri: str) -> list[KeptSavepoint]:
+    """The one savepoint that is there, or none."""
+    store = open_store(uri)
+    try:
+        parts = store.first_parts()
+    except StoreNotFound:
+        return []  # an object
+    return [_kept(uri, store)] if looks_like_savepoint(parts) else []
 
 
 def _kept(uri: str, store: ObjectStore) -> KeptSavepoint:

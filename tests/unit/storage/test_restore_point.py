@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
+from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.pb import checkpoint_pb2
 from penstock.storage.head import HEAD_PATH, HeadStore
 from penstock.storage.kept_state import list_savepoints
@@ -147,6 +147,23 @@ def test_savepoints_that_were_copied_in_part_are_listed_as_damaged(tmp_path: Pat
     told = "state/f, which it needs, is missing or was copied in part"
     assert found["cut"].problem == found["bare"].problem == told
     assert found["cut"].job_id == JOB
+
+
+def test_a_savepoint_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    """As one of another user; links that go round in a circle stand for it, since root may read everything."""
+    write_savepoint(tmp_path / "whole")
+    (tmp_path / "circle").symlink_to("circle")
+    write_savepoint(tmp_path / "others")
+    (tmp_path / "others/manifest").unlink()
+    (tmp_path / "others/manifest").symlink_to("manifest")
+    found = {Path(one.path).name: one for one in list_savepoints(str(tmp_path))}
+    assert {name: one.status for name, one in found.items()} == {
+        "whole": "COMPLETE", "circle": "UNREADABLE", "others": "UNREADABLE",
+    }  # fmt: skip
+    assert f"{tmp_path}/circle cannot be listed" in found["circle"].problem
+    assert f"{tmp_path}/others/manifest cannot be " in found["others"].problem
+    with pytest.raises(StoreTransient, match="circle cannot be listed"):
+        list_savepoints(str(tmp_path / "circle"))
 
 
 def test_a_checkpoint_that_is_not_kept_any_more(tmp_path: Path) -> None:
