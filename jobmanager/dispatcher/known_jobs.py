@@ -131,6 +131,11 @@ class KnownJobs(dict[str, KnownJob]):
                 return job_id
         return None
 
+    def claimant(self, uri: str) -> str | None:
+        """The job that was started from what lies there, and has claimed it; None = none is known."""
+        claimed = (job_id for job_id, job in self.items() if job.record.claimed() == uri)
+        return next(claimed, None)
+
     def running(self) -> Iterator[tuple[str, JobMasterRunner]]:
         """Those that have an actor."""
         for job_id, job in self.items():

@@ -16,7 +16,7 @@ from jobmanager.scheduler.shared_spill_runner import SharedSpillRunner
 from penstock.config import Configuration
 from penstock.errors import JobRejected, StoreTransient, Unrecoverable
 from penstock.pb import graph_pb2
-from penstock.storage.open_store import is_s3, open_store
+from penstock.storage.open_store import is_s3, open_store, place_of
 
 CHECK_TIMEOUT_MS: Final = 20_000  # less than clients wait for an answer
 
@@ -45,16 +45,26 @@ class SubmissionChecksRunner:
         path = starts_from(graph, self._config)
         if not path:
             return None
-        look = partial(
-            prepare_start,
-            job_id,
-            graph,
-            self._config,
-            self._jobs.has_unended,
-            self._jobs.has_ended,
-        )
+        prepare = partial(prepare_start, job_id, graph, self._config)
+
+        def look() -> JobStart:
+            try:
+                return prepare(self._jobs.has_unended, self._jobs.has_ended)
+            except JobRejected as error:
+                self._name_claimant(place_of(path), error)
+                raise
+
         which = f"{path}, which it is to start from,"
         return await self._call("start", graph.name, which, look)
+
+    def _name_claimant(self, place: str, error: JobRejected) -> None:
+        """Says what has become of a place that cannot be started from, where that is known."""
+        claimant = self._jobs.claimant(place)
+        if claimant is not None and claimant not in str(error):
+            raise JobRejected(
+                f"{error}; job {claimant} was started from {place} and has claimed it: what it held is that job's own now "
+                f"(`penstock savepoint {claimant}` takes a savepoint of it while it runs)"
+            ) from error
 
     async def claim(self, job: JobDescription, start: JobStart) -> None:
         """Makes what a job starts from its own. Where it is refused, nothing stays of the job.

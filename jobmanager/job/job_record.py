@@ -201,6 +201,11 @@ class JobRecord:
         is_independent = started_from.independent_since_checkpoint_id or started_from.taken_over
         return "" if is_independent else started_from.path
 
+    def claimed(self) -> str:
+        """What it was started from and has made its own; "" = nothing, or that is not known (any more)."""
+        started_from = self._started_from()
+        return started_from.path if started_from is not None and started_from.claimed else ""
+
     def restorable_from(self) -> str:
         """What a job that has ended can be started from again; "" = nothing."""
         if not self.ended or self.state is JobState.FINISHED:

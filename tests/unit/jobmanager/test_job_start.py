@@ -5,11 +5,15 @@ Method: a savepoint on disk whose sink has prepared output; who runs is said by 
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from jobmanager.dispatcher.job_start_runner import prepare_start
+from jobmanager.dispatcher.known_jobs import KnownJob, KnownJobs
+from jobmanager.dispatcher.submission_checks_runner import SubmissionChecksRunner
+from jobmanager.job.job_record import JobRecord
 from penstock.cli.describe import started_fields, started_lines
 from penstock.config import Configuration
 from penstock.errors import JobRejected
@@ -102,3 +106,19 @@ def test_what_a_job_was_started_from_is_not_needed_when_it_is_over() -> None:
     [running], [over] = (started_lines(started, is_over=is_over) for is_over in (False, True))
     assert running.endswith("; still needed: this job has completed no checkpoint of its own")
     assert over.endswith("; not needed any more: this job has ended")
+
+
+def test_whoever_starts_from_what_was_claimed_is_told_by_which_job(tmp_path: Path) -> None:
+    path, graph = tmp_path / "saved", graph_pb2.JobGraph(name="job")
+    claimed = checkpoint_pb2.StartedFrom(path=str(path), claimed=True)
+    record = JobRecord(CLAIMER, graph, None, 0, started_from=lambda: claimed)
+    jobs = KnownJobs(1)
+    jobs[CLAIMER] = KnownJob(record, None)
+    checks = SubmissionChecksRunner(Configuration(), jobs)
+    graph.config["execution.state-recovery.path"] = f"{path}/"
+    reason = rf"saved is no directory that exists.*; job {CLAIMER} was started from {path} and has"
+    with pytest.raises(JobRejected, match=reason):
+        asyncio.run(checks.find_start(NEW, graph))
+    claimed.claimed = False
+    with pytest.raises(JobRejected, match=r"or one chk-<n> in it$"):
+        asyncio.run(checks.find_start(NEW, graph))
