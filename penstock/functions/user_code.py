@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -124,13 +125,22 @@ def script_directory() -> Path | None:
 def user_modules() -> list[tuple[str, ModuleType, Path]]:
     """Name, module and file of every imported module that is the user's, sorted by name."""
     found = []
-    for name, module in sorted(sys.modules.items()):
+    for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if name in ("__main__", "__mp_main__") or not isinstance(file, str):
             continue
-        if not is_installed(file):
-            found.append((name, module, Path(file).resolve()))
-    return found
+        if (own := _users_file(file)) is not None:
+            found.append((name, module, own))
+    return sorted(found, key=itemgetter(0))
+
+
+@cache
+def _users_file(file: str) -> Path | None:
+    """The file of a module of the user's, without links; None where it is installed.
+
+    Each function that is pickled asks this of each module, and each link costs a call of the system.
+    """
+    return None if is_installed(file) else Path(file).resolve()
 
 
 @cache
