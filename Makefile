@@ -8,7 +8,7 @@ SOURCES := penstock common jobmanager taskmanager deploy tests examples benchmar
 PROTO := $(shell find proto -name '*.proto')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type kernels test test-all transcripts chaos chain soak large restore-matrix sim sim-chain sim-elections check bench demo up-local down-local clean
+.PHONY: help setup servers proto proto-check docs docs-check format format-check lint type collected kernels test test-all transcripts chaos chain soak large restore-matrix sim sim-chain sim-elections check bench demo up-local down-local clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -55,14 +55,17 @@ lint: setup ## Lint, and check who imports whom
 type: setup ## Check the types
 	@$(BIN)/mypy penstock common jobmanager taskmanager
 
+collected: setup # every test module is compiled once, and not in each process that runs tests
+	@listed=$$($(BIN)/python -m pytest --collect-only -qq 2>&1) || { tail -n 200 <<< "$$listed"; exit 1; }
+
 kernels: setup # of the tests: no start of a cluster has to wait for the compiler
 	@NUMBA_CACHE_DIR=$(CURDIR)/.pytest_cache/kernels $(BIN)/python -c 'from taskmanager.kernels import warm_up; warm_up()'
 
 test: setup servers kernels ## Run the tests
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10
+	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=10
 
 test-all: setup servers kernels ## Run the tests, those too of which CI takes a sample
-	@PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	@PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 transcripts: setup ## Write into tests/transcripts what its scripts give now; read the diff
 	@PENSTOCK_TRANSCRIPTS=rewrite $(BIN)/python -m pytest -q tests/transcripts
@@ -84,7 +87,9 @@ restore-matrix: setup ## Start jobs again from all that they may have kept, with
 large: setup servers ## Columns of more than 2 GiB, big clusters, a thousand jobs: needs 10 GB of memory
 	@$(BIN)/python -m pytest -m large tests/large
 
-check: format-check lint type proto-check docs-check test ## What CI runs
+check: format-check lint proto-check docs-check servers ## What CI runs
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target collected kernels type
+	@$(MAKE) --no-print-directory test
 
 sim: setup ## Simulate jobs with failures: SEED=first COUNT=how many BACKEND=of state JOB=name of one STORY=1
 	@$(BIN)/python -m tests.support.simulated_run $(or $(SEED),0) $(or $(COUNT),$(if $(STORY),1,1000)) \

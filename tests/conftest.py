@@ -30,6 +30,7 @@ settings.load_profile("any machine")
 _TOGETHER = (
     "tests/chaos/",
     "tests/integration/failures/",
+    "tests/integration/high_availability/",
     "tests/integration/s3/",
     "tests/integration/spark/session/",
 )

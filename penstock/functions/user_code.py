@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import pickle
 import platform
 import sys
@@ -41,6 +42,7 @@ _PICKLING_ERRORS = (
     OSError,
 )
 _DIAGNOSIS_DEPTH = 4
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 _shipped_roots: ContextVar[tuple[str, ...]] = ContextVar("penstock_shipped_roots", default=())
 
@@ -107,11 +109,8 @@ def shipping(roots: Iterable[Path]) -> Iterator[None]:
 @cache
 def is_installed(file: str) -> bool:
     """True where the file belongs to Python, to an installed distribution, or to Penstock."""
-    path = Path(file).resolve()
-    return any(path.is_relative_to(root) for root in _installed_roots()) or not {
-        "site-packages",
-        "dist-packages",
-    }.isdisjoint(path.parts)
+    path = os.path.realpath(file)
+    return path.startswith(_installed_roots()) or any(part in path for part in _PACKAGES)
 
 
 def script_directory() -> Path | None:
@@ -144,11 +143,12 @@ def _users_file(file: str) -> Path | None:
 
 
 @cache
-def _installed_roots() -> tuple[Path, ...]:
+def _installed_roots() -> tuple[str, ...]:
+    """Directories, each with the separator behind it."""
     keys = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
-    roots = {Path(sysconfig.get_path(key)).resolve() for key in keys}
+    roots = {os.path.realpath(sysconfig.get_path(key)) for key in keys}
     ours = Path(__file__).resolve().parents[2]
-    return (*sorted(roots), *(ours / package for package in sorted(OWN_PACKAGES)))
+    return tuple(f"{root}{os.sep}" for root in (*sorted(roots), *(ours / p for p in OWN_PACKAGES)))
 
 
 def _unshipped_modules() -> list[ModuleType]:

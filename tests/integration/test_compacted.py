@@ -58,10 +58,20 @@ def numbers(start: int, count: int) -> pa.RecordBatch:
     )
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[DaemonCluster]:
-    with own_cluster(tmp_path / "site", taskmanagers=2, slots=3) as cluster:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
+    with own_cluster(tmp_path_factory.mktemp("site"), taskmanagers=2, slots=3) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def cluster(shared: DaemonCluster) -> Iterator[DaemonCluster]:
+    """Nothing is persisted in it; a test names its rows as no other does, since jobs are called after them."""
+    yield shared
+    with Client(shared.jobmanager) as client:
+        for name in {one.promoted_as for one in client.partitions(promoted=True)}:
+            client.drop_partitions(name)
+    await_swept(shared, 0)
 
 
 def persist(cluster: DaemonCluster, name: str, rows: int = ROWS) -> None:
@@ -142,24 +152,25 @@ def hold_until(gate: Path, begun: Path) -> Callable[[pa.RecordBatch], pa.RecordB
 def test_readers_go_on_with_what_they_read_whatever_is_killed(
     cluster: DaemonCluster, tmp_path: Path, killed: str
 ) -> None:
-    persist(cluster, "numbers")
+    name = f"read-by-{killed.replace(' ', '-')}"
+    persist(cluster, name)
     gate, begun = tmp_path / "gate", tmp_path / "begun"
     with ps.Environment(cluster.jobmanager, parallelism=2, config=RESTARTS) as env:
-        env.read_persisted("numbers").map_batches(
-            hold_until(gate, begun), schema=SCHEMA
-        ).write_parquet(str(tmp_path / "output"))
+        env.read_persisted(name).map_batches(hold_until(gate, begun), schema=SCHEMA).write_parquet(
+            str(tmp_path / "output")
+        )
         reader = env.submit("reader")
         wait_in_directory(tmp_path, begun.exists, "that the reader has rows")
         command = cluster.site.start_penstock(
             "partitions",
             "--compact",
-            "numbers",
+            name,
             "--sort-by",
             "n",
             "--jobmanager",
             cluster.jobmanager,
         )
-        cluster.wait_for_log("jobmanager", "job.accepted", name="compact numbers")
+        cluster.wait_for_log("jobmanager", "job.accepted", name=f"compact {name}")
         match killed:
             case "the command":
                 command.send(signal.SIGKILL)
@@ -174,15 +185,15 @@ def test_readers_go_on_with_what_they_read_whatever_is_killed(
         if killed in ("nothing", "its slots"):
             assert ended.status == 0, ended.stderr
         else:  # the job goes on without it
-            await_finished(cluster, "compact numbers")
+            await_finished(cluster, f"compact {name}")
         assert len({job for _, job in held(cluster)}) == 2, "the reader's rows are kept"
-        assert [row["n"] for row in read(cluster, "numbers")] == list(range(ROWS))
+        assert [row["n"] for row in read(cluster, name)] == list(range(ROWS))
         gate.touch()
         reader.wait(DEADLINE_S)
     rows = Counter(pq.read_table(tmp_path / "output")["n"].to_pylist())
     assert rows == Counter(range(ROWS))
     await_swept(cluster, 1)
-    assert [row["n"] for row in read(cluster, "numbers")] == list(range(ROWS))
+    assert [row["n"] for row in read(cluster, name)] == list(range(ROWS))
 
 
 def test_a_job_that_was_stopped_in_the_middle_does_not_read_it_twice(

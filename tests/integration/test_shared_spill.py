@@ -8,6 +8,7 @@ with what plain Python makes of the input.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,8 @@ from tests.support.watched_job import Placed, Subtask
 
 pytestmark = [pytest.mark.integration]
 
+FOREIGN = "of-another-cluster"
+
 
 def start(
     cluster: DaemonCluster, shared: str, spill_format: str = "arrow", **others: str
@@ -52,11 +55,52 @@ def start(
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[DaemonCluster]:
+    """Of a test that starts it otherwise than the others."""
     with site(tmp_path / "site") as place:
         daemons = DaemonCluster(place)
         yield daemons
         daemons.stop()
         daemons.assert_nothing_left()
+
+
+class Sharing:
+    """A cluster with shared storage, of which tests kill parts.
+
+    Attributes:
+        options: that it is started with.
+        shared: where what it shares lies.
+    """
+
+    def __init__(self, cluster: DaemonCluster, shared: Path) -> None:
+        self.cluster = cluster
+        self.shared = shared
+        self.options: list[str] = []
+
+    def start(self) -> DaemonCluster:
+        """Starts what is missing."""
+        self.options = start(self.cluster, str(self.shared))
+        return self.cluster
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sharing]:
+    root = tmp_path_factory.mktemp("sharing")
+    with site(root / "site") as place:
+        daemons = DaemonCluster(place)
+        yield Sharing(daemons, root / "shared")
+        daemons.stop()
+        daemons.assert_nothing_left()
+
+
+@pytest.fixture
+def sharing(made: Sharing) -> Iterator[Sharing]:
+    """All of it runs; nothing of the test before lies there, and what it has put there goes with it."""
+    made.start()
+    yield made
+    for path in made.shared.iterdir():
+        if path.name == FOREIGN:
+            shutil.rmtree(path)
+    assert files(made.shared) == []
 
 
 def attempts(subtasks: dict[Subtask, Placed], vertex: str) -> set[int]:
@@ -75,16 +119,12 @@ def wait_left(shared: Path, foreign: list[Path], what: str) -> None:
     wait_in_directory(own, lambda: files(shared) == foreign, what)
 
 
-@pytest.mark.parametrize(
-    "spill_format", ["arrow", pytest.param("parquet", marks=pytest.mark.chaos)]
-)
-def test_a_lost_taskmanager_repeats_nothing_of_a_complete_stage(
-    cluster: DaemonCluster, tmp_path: Path, spill_format: str
+def loses_a_taskmanager_between_stages(
+    cluster: DaemonCluster, shared: Path, tmp_path: Path, spill_format: str
 ) -> None:
-    shared, foreign = tmp_path / "shared", tmp_path / "shared" / "of-another-cluster" / "job" / "x"
+    foreign = shared / FOREIGN / "job" / "x"
     foreign.parent.mkdir(parents=True)
     foreign.touch()
-    start(cluster, str(shared), spill_format)
     staged = StagedJob(tmp_path)
     with Client(cluster.jobmanager) as client, staged.submit(cluster, client) as job:
         before = staged.await_second_stage(job)
@@ -99,6 +139,20 @@ def test_a_lost_taskmanager_repeats_nothing_of_a_complete_stage(
     assert attempts(after, "v0") == {0}
     assert attempts(after, "v1") != {0}
     wait_left(shared, [foreign], "that all of the job is removed")
+
+
+def test_a_lost_taskmanager_repeats_nothing_of_a_complete_stage(
+    sharing: Sharing, tmp_path: Path
+) -> None:
+    loses_a_taskmanager_between_stages(sharing.cluster, sharing.shared, tmp_path, "arrow")
+
+
+@pytest.mark.chaos
+def test_a_lost_taskmanager_repeats_nothing_of_a_complete_stage_in_parquet(
+    cluster: DaemonCluster, tmp_path: Path
+) -> None:
+    start(cluster, str(tmp_path / "shared"), "parquet")
+    loses_a_taskmanager_between_stages(cluster, tmp_path / "shared", tmp_path, "parquet")
 
 
 def test_without_shared_storage_it_is_made_again(cluster: DaemonCluster, tmp_path: Path) -> None:
@@ -116,9 +170,8 @@ def test_without_shared_storage_it_is_made_again(cluster: DaemonCluster, tmp_pat
     assert attempts(after, "v0") != {0}
 
 
-def test_a_new_jobmanager_sweeps_what_no_job_has(cluster: DaemonCluster, tmp_path: Path) -> None:
-    shared = tmp_path / "shared"
-    start(cluster, str(shared))
+def test_a_new_jobmanager_sweeps_what_no_job_has(sharing: Sharing, tmp_path: Path) -> None:
+    cluster, shared = sharing.cluster, sharing.shared
     staged = StagedJob(tmp_path)
     with Client(cluster.jobmanager) as client, staged.submit(cluster, client) as job:
         staged.await_second_stage(job)
@@ -129,13 +182,13 @@ def test_a_new_jobmanager_sweeps_what_no_job_has(cluster: DaemonCluster, tmp_pat
     orphan = own / "a-job-nobody-knows" / "e0-0" / "part=0" / "sub=0" / "00000000.arrow"
     orphan.parent.mkdir(parents=True)
     orphan.touch()
-    foreign = shared / "of-another-cluster" / "job" / "x"
+    foreign = shared / FOREIGN / "job" / "x"
     foreign.parent.mkdir(parents=True)
     foreign.touch()
     jobmanager = cluster.pid("jobmanager")
     os.kill(jobmanager, signal.SIGKILL)
     wait_ended(jobmanager)
-    start(cluster, str(shared))
+    sharing.start()
     wait_left(shared, [foreign], "that the orphan is swept")
 
 
@@ -143,10 +196,9 @@ def test_a_new_jobmanager_sweeps_what_no_job_has(cluster: DaemonCluster, tmp_pat
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", ["slots that write", "slots that read", "the JobManager"])
 def test_whatever_is_killed_every_row_is_there_once(
-    cluster: DaemonCluster, tmp_path: Path, what: str
+    sharing: Sharing, tmp_path: Path, what: str
 ) -> None:
-    shared = tmp_path / "shared"
-    start(cluster, str(shared))
+    cluster, shared = sharing.cluster, sharing.shared
     staged = StagedJob(tmp_path)
     if what == "slots that write":
         staged.closed.touch()
@@ -159,7 +211,7 @@ def test_whatever_is_killed_every_row_is_there_once(
             jobmanager = cluster.pid("jobmanager")
             os.kill(jobmanager, signal.SIGKILL)
             wait_ended(jobmanager)
-            start(cluster, str(shared))
+            sharing.start()
         else:
             kill_all(slot_pids(cluster.pid("taskmanager")))
         staged.closed.unlink(missing_ok=True)
@@ -174,13 +226,11 @@ def test_whatever_is_killed_every_row_is_there_once(
     wait_left(shared, [], "that all of the job is removed")
 
 
-def test_what_outlives_its_job_outlives_whoever_made_it(
-    cluster: DaemonCluster, tmp_path: Path
-) -> None:
-    shared = tmp_path / "shared"
-    arguments = start(cluster, str(shared))
+def test_what_outlives_its_job_outlives_whoever_made_it(sharing: Sharing) -> None:
     rows_outlive_whoever_made_them(
-        cluster, arguments, lambda: [str(path) for path in files(shared)]
+        sharing.cluster,
+        sharing.options,
+        lambda: [str(path) for path in files(sharing.shared)],
     )
 
 

@@ -1,7 +1,8 @@
-"""A real ZooKeeper, and JobManagers and TaskManagers as processes."""
+"""A real ZooKeeper, and JobManagers and TaskManagers as processes: one of each for the modules that kill and replace them."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,21 +14,22 @@ from tests.support.fault_point_cluster import FaultPoints
 from tests.support.zookeeper import ZookeeperServer, ensemble, quorum
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ZookeeperServer]]:
     with ensemble(tmp_path_factory.mktemp("zookeeper")) as servers:
         yield servers
 
 
-@pytest.fixture(scope="module")
-def made(
-    zookeeper: list[ZookeeperServer], tmp_path_factory: pytest.TempPathFactory
+@contextlib.contextmanager
+def elected(
+    root: Path, zookeeper: list[ZookeeperServer], cluster_id: str = "default"
 ) -> Iterator[LocalCluster]:
-    root = tmp_path_factory.mktemp("takeovers")
+    """A cluster, not started yet, whose JobManagers are elected there."""
     cluster = LocalCluster(root / "cluster")
     cluster.configure(
         {
             "high-availability.type": "zookeeper",
+            "high-availability.cluster-id": cluster_id,
             "high-availability.zookeeper.quorum": quorum(zookeeper),
             "high-availability.zookeeper.client.session-timeout": f"{SESSION_S:g}s",
             "jobmanager.rpc.port": 0,
@@ -46,6 +48,14 @@ def made(
         cluster.stop()
 
 
+@pytest.fixture(scope="package")
+def made(
+    zookeeper: list[ZookeeperServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalCluster]:
+    with elected(tmp_path_factory.mktemp("takeovers"), zookeeper) as cluster:
+        yield cluster
+
+
 @pytest.fixture
 def cluster(made: LocalCluster) -> LocalCluster:
     """All of it runs, whatever the test before has killed."""
@@ -59,8 +69,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def points_of_all(made: LocalCluster, place: Path) -> FaultPoints:
-    return FaultPoints(made, place)
+def points_of_all(
+    zookeeper: list[ZookeeperServer], tmp_path_factory: pytest.TempPathFactory, place: Path
+) -> Iterator[FaultPoints]:
+    """On a cluster of their own: its JobManagers are started to be killed there."""
+    with elected(tmp_path_factory.mktemp("fault-points"), zookeeper, "fault-points") as cluster:
+        yield FaultPoints(cluster, place)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from kazoo.client import KazooClient
 
 import penstock as ps
 from penstock.local.local_cluster import LocalCluster
+from tests.integration.high_availability.conftest import elected
 from tests.support.elected_cluster import (
     RATE,
     SESSION_S,
@@ -40,6 +41,14 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Zookeep
     """Three instead of the one of the other modules."""
     with ensemble(tmp_path_factory.mktemp("ensemble"), 3) as servers:
         yield servers
+
+
+@pytest.fixture(scope="module")
+def made(
+    zookeeper: list[ZookeeperServer], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LocalCluster]:
+    with elected(tmp_path_factory.mktemp("elected"), zookeeper) as cluster:
+        yield cluster
 
 
 def leader_of(servers: list[ZookeeperServer]) -> ZookeeperServer:

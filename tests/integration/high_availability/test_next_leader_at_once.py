@@ -50,6 +50,7 @@ def pair(
     cluster.configure(
         {
             "high-availability.type": "zookeeper",
+            "high-availability.cluster-id": "pair",
             "high-availability.zookeeper.quorum": quorum(zookeeper),
             "high-availability.zookeeper.client.session-timeout": f"{LONG_SESSION_S}s",
             "jobmanager.rpc.port": 0,

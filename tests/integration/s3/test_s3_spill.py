@@ -28,12 +28,19 @@ from tests.support.watched_job import placed
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def shared(tmp_path: Path) -> str:
-    return f"{tmp_path.name}/spill"
+@pytest.fixture(scope="module")
+def proxy(s3_server: RadosGateway) -> Iterator[S3Proxy]:
+    """That of the cluster, which all tests here share."""
+    with S3Proxy(s3_server.port).running() as running:
+        yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"{tmp_path_factory.mktemp('shared').name}/spill"
+
+
+@pytest.fixture(scope="module")
 def arguments(proxy: S3Proxy, shared: str) -> list[str]:
     """Of the daemons."""
     options = {
@@ -46,14 +53,21 @@ def arguments(proxy: S3Proxy, shared: str) -> list[str]:
     return [part for key, value in options.items() for part in ("-D", f"{key}={value}")]
 
 
-@pytest.fixture
-def spilling(tmp_path: Path, arguments: list[str]) -> Iterator[DaemonCluster]:
-    with site(tmp_path / "site") as place:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
+    with site(tmp_path_factory.mktemp("site")) as place:
         cluster = DaemonCluster(place)
-        cluster.start(*arguments, taskmanagers=2, slots=2)
         yield cluster
         cluster.stop()
         place.assert_nothing_left()
+
+
+@pytest.fixture
+def spilling(made: DaemonCluster, arguments: list[str], proxy: S3Proxy) -> Iterator[DaemonCluster]:
+    """All of it runs, whatever the test before has killed, and the server is well."""
+    made.start(*arguments, taskmanagers=2, slots=2)
+    yield made
+    proxy.faults = []
 
 
 def of_rows(method: str) -> Callable[[Request], bool]:

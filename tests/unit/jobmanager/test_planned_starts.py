@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,12 @@ from tests.unit.penstock.test_state_meaning import CHANGES, Answered, Seen, plan
 CASES = 100
 PAIRS = [(before, after) for before, after, _ in CHANGES.values()]
 PAIRS += 5 * [(with_function(Answered()), with_function(Seen()))]
-GRAPHS = [(planned(before), planned(after)) for before, after in PAIRS]
+
+
+@cache
+def graphs() -> list[tuple[graph_pb2.JobGraph, graph_pb2.JobGraph]]:
+    """The pairs as they are planned; not when the module is imported, which every process of the tests does."""
+    return [(planned(before), planned(after)) for before, after in PAIRS]
 
 
 def connected(draw: random.Random, planned: graph_pb2.JobGraph) -> graph_pb2.JobGraph:
@@ -85,7 +91,7 @@ def test_a_plan_says_what_a_start_does(tmp_path: Path, ignores: bool) -> None:
     draw, seen = random.Random(int(ignores)), Counter[str]()
     for case in range(CASES):
         path = tmp_path / str(case)
-        pair = draw.choice(GRAPHS)
+        pair = draw.choice(graphs())
         before, graph = (connected(draw, one) for one in (pair[0], draw.choice(pair)))
         saved(draw, before, path)
         graph.config["execution.state-recovery.path"] = str(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from numba import njit
@@ -14,11 +16,14 @@ from taskmanager.kernels.jit import BOOL, BYTES_IN, INT64, INT64S, VOID, kernel
 _LENGTHS = range(41)
 
 
-@njit(
-    BOOL(BYTES_IN, INT64, BYTES_IN, INT64, INT64), _nrt=False
-)  # not kept: it inlines another file's
 def _equal(left: ByteArray, left_start: int, right: ByteArray, right_start: int, n: int) -> bool:
     return bool(equal_bytes(left, left_start, right, right_start, n))
+
+
+@pytest.fixture(scope="module")
+def equal() -> Callable[..., bool]:
+    """Compiled; not kept, since it inlines another file's."""
+    return njit(BOOL(BYTES_IN, INT64, BYTES_IN, INT64, INT64), _nrt=False)(_equal)
 
 
 def _bytes(length: int) -> ByteArray:
@@ -26,15 +31,17 @@ def _bytes(length: int) -> ByteArray:
 
 
 @pytest.mark.parametrize("length", _LENGTHS)
-def test_strings_that_differ_in_one_byte_are_not_equal(length: int) -> None:
+def test_strings_that_differ_in_one_byte_are_not_equal(
+    equal: Callable[..., bool], length: int
+) -> None:
     around = [_bytes(3), _bytes(5)]  # what lies beside them does not count
     value = _bytes(length)
     left = np.concatenate([around[0], value, around[1]])
-    assert _equal(left, 3, np.concatenate([value, around[0]]), 0, length)
+    assert equal(left, 3, np.concatenate([value, around[0]]), 0, length)
     for place in range(length):
         other = value.copy()
         other[place] ^= 1
-        assert not _equal(left, 3, other, 0, length)
+        assert not equal(left, 3, other, 0, length)
 
 
 def test_strings_are_copied_and_nothing_beside_them() -> None:
