@@ -81,7 +81,7 @@ def persist(cluster: DaemonCluster, name: str, rows: int = ROWS) -> None:
 
 
 def compact(cluster: DaemonCluster, *options: str, status: int = 0) -> Ended:
-    ended = cluster.site.penstock(
+    ended = cluster.site.manage(
         "partitions", *options, "--jobmanager", cluster.jobmanager, seconds=90
     )
     assert ended.status == status, ended.stderr

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import tarfile
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import penstock as ps
 from penstock.client.client import Client
 from penstock.local.local_cluster import LocalCluster
 from penstock.pb import client_pb2
@@ -43,10 +43,12 @@ def cases() -> list[Any]:
     return found
 
 
-@cache
-def wanted(new_env: NewEnvironment, output: Path) -> Counter[Any]:
-    build(env := new_env(2), output)
-    assert env.submit("golden").wait(DEADLINE_S).status == "FINISHED"
+@pytest.fixture(scope="module")
+def wanted(address: str, tmp_path_factory: pytest.TempPathFactory) -> Counter[Any]:
+    output = tmp_path_factory.mktemp("wanted")
+    with ps.Environment(address, parallelism=2) as env:
+        build(env, output)
+        assert env.submit("golden").wait(DEADLINE_S).status == "FINISHED"
     return result(output)
 
 
@@ -57,7 +59,7 @@ def test_there_is_a_set_of_the_present_formats() -> None:
 
 @pytest.mark.parametrize(("path", "backend"), cases())
 def test_goes_on_from_what_was_written(
-    new_env: NewEnvironment, tmp_path: Path, path: Path, backend: str
+    new_env: NewEnvironment, wanted: Counter[Any], tmp_path: Path, path: Path, backend: str
 ) -> None:
     kept = tmp_path / "kept"
     with tarfile.open(path) as archive:
@@ -70,7 +72,7 @@ def test_goes_on_from_what_was_written(
     build(env, tmp_path / "out")
     handle = env.submit("again", from_savepoint=kept)
     assert handle.wait(DEADLINE_S).status == "FINISHED"
-    assert result(tmp_path / "out") == wanted(new_env, tmp_path / "wanted")
+    assert result(tmp_path / "out") == wanted
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "hashmap"])
@@ -78,6 +80,7 @@ def test_a_restore_that_is_killed_begins_anew(
     new_env: NewEnvironment,
     cluster: LocalCluster,
     client: Client,
+    wanted: Counter[Any],
     tmp_path: Path,
     backend: str,
 ) -> None:
@@ -106,4 +109,4 @@ def test_a_restore_that_is_killed_begins_anew(
     kill_slots(cluster)
     assert handle.wait(DEADLINE_S).status == "FINISHED"
     assert client.job(handle.job_id).summary.restarts
-    assert result(tmp_path / "out") == wanted(new_env, tmp_path / "wanted")
+    assert result(tmp_path / "out") == wanted

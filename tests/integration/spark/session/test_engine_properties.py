@@ -32,7 +32,7 @@ from tests.support.engines import (
     rows_of_penstock,
     rows_of_spark,
 )
-from tests.support.examples import RUNS_ALL, number_of
+from tests.support.examples import RUNS_ALL, SHARE
 from tests.support.random_pipelines import Pipeline, pipeline
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -249,7 +249,8 @@ def table(rows: list[dict[str, Any]]) -> pa.Table:
 
 def checked(examples: int) -> Callable[[Any], Any]:
     return settings(
-        max_examples=number_of(examples),
+        # Spark takes a second for each.
+        max_examples=examples if RUNS_ALL else max(5, examples // SHARE),
         deadline=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
