@@ -8,9 +8,12 @@ from typing import Any
 import click
 
 from penstock.cli.context import default_directory, echo, print_json, print_table, reports_errors
+from penstock.cli.describe import details_fields, time_of
 from penstock.config import parse_override
-from penstock.local.local_cluster import LocalCluster
+from penstock.errors import StreamError
+from penstock.local.local_cluster import LocalCluster, StoppedDaemon
 from penstock.local.started_processes import STOP_DEADLINE_S
+from penstock.printable import in_one_line
 
 _directory_option = click.option(
     "--dir",
@@ -19,6 +22,8 @@ _directory_option = click.option(
     default=None,
     help="The cluster's directory; default $PENSTOCK_DIR, then ~/.penstock.",
 )
+_ASK_TIMEOUT_S = 2.0
+_ASKED_MAX = 20
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -70,22 +75,49 @@ def start(
 def stop(directory: Path | None, as_json: bool) -> None:
     """Stop every daemon of the cluster."""
     local = LocalCluster(directory or default_directory())
+    jobs = _unfinished_jobs(local)
     ended = local.stop()
     if as_json:
-        stopped = [
-            {"role": daemon.role, "pid": daemon.pid, "was_killed": daemon.was_killed}
-            for daemon in ended
-        ]
-        print_json({"stopped": stopped})
-    else:
-        for daemon in ended:
-            if daemon.was_killed:
-                echo(
-                    f"penstock: the {daemon.role} {daemon.id} (pid {daemon.pid}) had not ended after "
-                    f"{STOP_DEADLINE_S:.0f} s and was killed; jobs go on from their newest checkpoints",
-                    err=True,
-                )
-        echo(f"stopped {len(ended)} daemons in {local.directory}")
+        print_json({"stopped": [_stopped_fields(daemon) for daemon in ended], "jobs": jobs})
+        return
+    for daemon in ended:
+        if daemon.was_killed:
+            echo(
+                f"penstock: the {daemon.role} {daemon.id} (pid {daemon.pid}) had not ended after "
+                f"{STOP_DEADLINE_S:.0f} s and was killed",
+                err=True,
+            )
+    for job in jobs or ():
+        echo(_left_text(job))
+    echo(f"stopped {len(ended)} daemons in {local.directory}")
+
+
+def _stopped_fields(daemon: StoppedDaemon) -> dict[str, Any]:
+    return {"role": daemon.role, "pid": daemon.pid, "was_killed": daemon.was_killed}
+
+
+def _unfinished_jobs(local: LocalCluster) -> list[dict[str, Any]] | None:
+    """What runs as the cluster is stopped; None where no JobManager says so soon."""
+    if not any(one.alive and one.role == "jobmanager" for one in local.daemons()):
+        return []
+    timeouts_s = dict.fromkeys(
+        ("connect_timeout_s", "call_timeout_s", "leader_timeout_s"), _ASK_TIMEOUT_S
+    )
+    try:
+        with local.client(**timeouts_s) as client:
+            running = [one.job_id for one in client.jobs() if not one.ended_at_ms][:_ASKED_MAX]
+            return [details_fields(client.job(job_id)) for job_id in running]
+    except StreamError:
+        return None
+
+
+def _left_text(job: dict[str, Any]) -> str:
+    """What becomes of a job of a cluster that is stopped."""
+    who = f"job {in_one_line(job['name'])} ({job['job_id']}) was {job['state']}"
+    if job["last_checkpoint_id"] is None:
+        return f"{who} and had completed no checkpoint: what it has done is lost"
+    when = time_of(job["last_checkpoint_at_ms"])
+    return f"{who}: it goes on from checkpoint {job['last_checkpoint_id']}, {when}, when the cluster is started again"
 
 
 @cluster.command()

@@ -160,8 +160,11 @@ class LocalCluster:
         with self.client() as client:
             return {one.taskmanager_id: one.slots_total for one in client.cluster().taskmanagers}
 
-    def client(self) -> Client:
+    def client(self, **timeouts_s: float) -> Client:
         """A client that has the cluster's token.
+
+        Args:
+            timeouts_s: as of ``Client``.
 
         Raises:
             ConfigurationError: the token's file cannot be used.
@@ -171,7 +174,7 @@ class LocalCluster:
         own = own_token_file(self.directory)
         if not token and own.exists():
             token = load_token(str(own))
-        return Client(self.address, token or None, tls=ClientTls.of(config))
+        return Client(self.address, token or None, tls=ClientTls.of(config), **timeouts_s)
 
     # -- starting
 

@@ -8,7 +8,7 @@ import hashlib
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +34,7 @@ from penstock.config import Configuration
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
 from penstock.streams.environment import Environment
 from tests.support.jobs import DEADLINE_S
+from tests.support.thread_server import grpc_server
 
 
 @pytest.mark.parametrize("cls", STATUS_BY_CLASS)
@@ -159,18 +160,6 @@ def test_why_nobody_answered_is_said_in_words(
 def _parts(error: errors.StreamError) -> tuple[Any, str, Any]:
     status = status_of(error)
     return status.code, status.details, status.metadata
-
-
-@contextmanager
-def grpc_server(add: Callable[[grpc.Server], None]) -> Iterator[str]:
-    server = grpc.server(futures.ThreadPoolExecutor(1))  # noqa: TID251 - it is none of ours
-    add(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(None).wait()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,12 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from click.testing import CliRunner
 
 from common.process import owned_by_parent
+from penstock.cli import cluster as cluster_commands
 from penstock.cli.main import main
-from penstock.client.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE
+from penstock.client.protocol import EMBEDDED_MARKER, PARENT_DEATH_VARIABLE, PROTOCOL_VERSION
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError
 from penstock.local import local_cluster, started_processes
@@ -30,6 +33,8 @@ from penstock.local.embedded_cluster import EmbeddedCluster
 from penstock.local.local_cluster import LocalCluster
 from penstock.local.owned_directories import OwnedDirectory, create_runtime_directory
 from penstock.local.started_processes import ClusterError
+from penstock.pb import client_pb2, client_pb2_grpc
+from tests.support.thread_server import grpc_server
 
 DEAD_PID = 1 << 30
 """Larger than any pid."""
@@ -151,6 +156,54 @@ def test_a_daemon_that_does_not_end_is_killed_and_that_is_said(
     assert ended.stdout == f"stopped 2 daemons in {where}\n"
     (told,) = ended.stderr.splitlines()
     assert told.startswith(f"penstock: the taskmanager tm-1 (pid {stuck}) had not ended after")
+
+
+class Leader(client_pb2_grpc.JobManagerServicer):
+    """Has three jobs, one of which has ended."""
+
+    def Hello(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        return client_pb2.HelloResponse(protocol_version=PROTOCOL_VERSION)
+
+    def ListJobs(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        ended = client_pb2.JobSummary(job_id="c", ended_at_ms=1)
+        running = [client_pb2.JobSummary(job_id=name) for name in "ab"]
+        return client_pb2.ListJobsResponse(jobs=[*running, ended])
+
+    def GetJob(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+        name, state = f"job {request.job_id}", client_pb2.JOB_STATE_RUNNING
+        checkpoint_id = 7 if request.job_id == "b" else 0
+        return client_pb2.JobDetails(
+            summary=client_pb2.JobSummary(job_id=request.job_id, name=name, state=state),
+            last_checkpoint_id=checkpoint_id,
+            last_checkpoint_at_ms=1_000 * checkpoint_id,
+        )
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_stop_says_what_becomes_of_the_jobs_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_frozen: bool
+) -> None:
+    monkeypatch.setattr(cluster_commands, "_ASK_TIMEOUT_S", 0.2 if is_frozen else 10.0)
+    where = str(tmp_path)
+    silent = socket.create_server(("127.0.0.1", 0))  # takes connections, and says nothing
+
+    def add(server: grpc.Server) -> None:
+        client_pb2_grpc.add_JobManagerServicer_to_server(Leader(), server)
+
+    with silent, grpc_server(add) as address, process("-m", "jobmanager", "--dir", where) as pid:
+        record = register(tmp_path, "jobmanager", "1", pid)
+        told = f"127.0.0.1:{silent.getsockname()[1]}" if is_frozen else address
+        record.write_text(json.dumps({**json.loads(record.read_text()), "address": told}))
+        ended = CliRunner().invoke(main, ["cluster", "stop", "--dir", where])
+    assert ended.exit_code == 0
+    jobs = [
+        "job job a (a) was RUNNING and had completed no checkpoint: what it has done is lost",
+        "job job b (b) was RUNNING: it goes on from checkpoint 7, 1970-01-01 00:00:07Z, when the cluster is started again",
+    ]
+    assert ended.stdout.splitlines() == [
+        *([] if is_frozen else jobs),
+        f"stopped 1 daemons in {where}",
+    ]
 
 
 class Spawned:
