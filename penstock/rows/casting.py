@@ -191,7 +191,27 @@ def _to_decimal(source: pa.DataType, target: pa.DataType, *, truncate: bool) -> 
         return checked  # rounds to the scale, refuses what is out of range
     wide = pa.decimal256(76, target.scale)
     widened = _direct(_options(wide, truncate=truncate))
-    return lambda value: checked(widened(value))
+    if pt.is_decimal(source) and 0 <= source.scale < target.scale:
+        widened = _with_room(source, widened, target.scale - source.scale)
+    if target.bit_width >= 128:
+        return lambda value: checked(widened(value))
+    # Arrow takes the lowest bits of what is too large for so few.
+    of_digits = pa.decimal128(target.precision, target.scale)
+    fitting = _direct(_options(of_digits, truncate=False))
+    return lambda value: checked(fitting(widened(value)))
+
+
+def _with_room(source: pa.DataType, widened: Kernel, more_digits: int) -> Kernel:
+    """Refuses decimals of more digits than stand beside those that are added; Arrow wraps them."""
+    room = 76 - more_digits
+    if source.precision <= room:
+        return widened
+    if room <= source.scale:
+        raise pa.ArrowInvalid(
+            f"a {source} has no room for {more_digits} more digits behind the point"
+        )
+    fitting = _direct(_options(pa.decimal256(room, source.scale), truncate=False))
+    return lambda value: widened(fitting(value))
 
 
 def _nearest_float(source: pa.DataType) -> Kernel:

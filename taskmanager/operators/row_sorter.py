@@ -24,9 +24,9 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import TaskFailure
+from penstock.rows.ordering import sorted_rows
 
 FAN_IN: Final = 64
 """Runs that are merged at a time."""
@@ -143,7 +143,7 @@ def merged(
     heads = [head for run in runs if (head := _next_head(run)) is not None]
     while heads:
         table = pa.concat_tables([head.rows for head in heads])
-        order = pc.sort_indices(table, _sort_keys(columns)).to_numpy()
+        order = sorted_rows(table, _sort_keys(columns))
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
         ends = np.cumsum([head.rows.num_rows for head in heads])
@@ -175,7 +175,7 @@ def _next_head(run: Iterator[pa.RecordBatch]) -> _Head | None:
 
 
 def _sorted(table: pa.Table, columns: Sequence[str]) -> pa.Table:
-    return table.take(pc.sort_indices(table, _sort_keys(columns))).combine_chunks()
+    return table.take(pa.array(sorted_rows(table, _sort_keys(columns)))).combine_chunks()
 
 
 def _sort_keys(columns: Sequence[str]) -> list[tuple[str, str]]:

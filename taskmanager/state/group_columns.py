@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.errors import BadRecord
+from penstock.rows.ordering import sorted_rows
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.distinct_count import DistinctCount
 from taskmanager.state.group_column import GroupColumn, valid_rows
@@ -118,7 +119,7 @@ class Folded(SlotColumn):
         # Sorted by group and value, the extreme is the first of each group.
         table = pa.table({"group": groups, "value": values})
         direction = "ascending" if self.spec.function == "min" else "descending"
-        order = pc.sort_indices(table, [("group", "ascending"), ("value", direction)]).to_numpy()
+        order = sorted_rows(table, [("group", "ascending"), ("value", direction)])
         sorted_groups = groups[order]
         firsts = np.flatnonzero(np.diff(sorted_groups, prepend=-1))
         return sorted_groups[firsts], values.take(pa.array(order[firsts]))

@@ -191,3 +191,24 @@ def test_the_time_of_day_of_any_time(unit: str, target: str) -> None:
     found = col("t").cast(target).compile(rows.schema)(rows)
     whole = found.cast("int32" if "32" in target else "int64").to_pylist()
     assert whole == [*(n % day * finer // per_second[unit] for n in numbers), None]
+
+
+FEW_BITS = [pa.decimal32(9, 0), pa.decimal32(9, 2), pa.decimal32(9, 9), pa.decimal64(18, 3)]
+
+
+@pytest.mark.parametrize("safe", [True, False])
+@pytest.mark.parametrize("target", [*FEW_BITS, pa.decimal256(76, 70)], ids=str)
+def test_what_is_too_long_for_a_decimal_is_an_error(target: pa.DataType, safe: bool) -> None:
+    """Its lowest bits were kept: the least int32 was 0."""
+    numbers = [0, 1, -1, 99, 429496730, 10**9, -(2**31), 2**62, 2**63 - 1, -(2**63), 10**6]
+    for number in numbers:
+        fits = abs(number) * 10**target.scale < 10**target.precision
+        others = (pa.int64(), pa.string()) if target.scale < 70 else ()
+        for kind in (*others, pa.decimal128(38, 0), pa.decimal256(40, 0)):
+            value = str(number) if pa.types.is_string(kind) else number
+            value = Decimal(number) if pa.types.is_decimal(kind) else value
+            if fits:
+                assert cast([value, None], kind, target, safe=safe) == [number, None]
+            else:
+                with pytest.raises(BadRow, match="cannot compute"):
+                    cast([value], kind, target, safe=safe)

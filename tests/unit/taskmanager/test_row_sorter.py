@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,15 @@ def test_the_sink_gives_out_its_rows_when_all_are_there(tmp_path: Path) -> None:
         assert list(harness.operator.process(pa.RecordBatch.from_pydict({"n": numbers}))) == []
     (out,) = list(harness.operator.on_end_of_data())
     assert out.to_pydict() == {"n": [1, 2, 3]}
+
+
+def test_decimals_of_few_bits_are_sorted(tmp_path: Path) -> None:
+    """Arrow leaves them where they are."""
+    numbers = [3, -1, 2, -7]
+    sorter = RowSorter(["d"], tmp_path / "runs", 1 << 20)
+    for part in (numbers[:3], numbers[3:]):
+        values = pa.array([Decimal(number) for number in part], pa.decimal64(9, 2))
+        sorter.add(pa.record_batch({"d": values}))
+    out = [row["d"] for batch in sorter.ordered() for row in batch.to_pylist()]
+    sorter.close()
+    assert out == sorted(numbers)

@@ -202,6 +202,16 @@ def test_overflow_is_a_bad_record(window: Window) -> None:
         _run(pa.int64(), [2**62, 2**62, 2**62], {"total": agg.sum("v")}, window)
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.decimal32(5, 2), pa.decimal64(12, 2), pa.decimal256(60, 2)], ids=str
+)
+def test_min_and_max_of_decimals_in_one_batch(kind: pa.DataType) -> None:
+    """Of decimals of 32 and 64 bits it was the first one, whatever the others were."""
+    values = [Decimal("1.20"), None, Decimal("-3.45"), Decimal("7.00"), Decimal("0.50")]
+    found = _run(kind, values, {"lo": agg.min("v"), "hi": agg.max("v")})
+    assert found == {"lo": Decimal("-3.45"), "hi": Decimal("7.00")}
+
+
 def test_a_decimal_sum_is_exact_in_any_order() -> None:
     """Where that of integers says to cast: the sum of the rows so far may leave their range, and come back."""
     values = [2**62, 2**62, 2**62, -(2**63)]
