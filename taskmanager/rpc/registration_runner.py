@@ -124,6 +124,7 @@ class RegistrationRunner:
         self._retries = OutageLog(log, "registration.retried", "registration.answered", "info")
         self._refusals = OutageLog(log, "registration.refused", "registration.accepted", "error")
         self._refused_leaders = OutageLog(log, "leader.refused", "leader.followed", "error")
+        self._reports = OutageLog(log, "report.retried", "report.answered_again", "info")
         self._heartbeats = OutageLog(log, "heartbeat.failed", "heartbeat.answered_again", "info")
 
     # ------------------------------------------------------------ for the rest of the daemon
@@ -471,9 +472,10 @@ class RegistrationRunner:
                 if isinstance(error, Fenced):
                     await self._heartbeat(registration)  # whose answer tells whether another leads
                 self._raise_unless_transient(error)
-                self._log.info("report.retried", count=len(batch), reason=str(error))
+                self._reports.failed(reason=str(error))
                 await asyncio.sleep(_RETRY_REPORT_S)
                 continue
+            self._reports.worked()
             self._note_answer()
             self._outbox.acknowledge(len(batch))
             for event in batch:

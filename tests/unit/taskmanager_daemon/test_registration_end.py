@@ -251,6 +251,46 @@ def test_a_token_that_is_refused_for_a_while_ends_no_registration_and_no_taskman
     assert len([one for one in refused if one["log_level"] == "error"]) == 1
 
 
+class DeafJobManager(ForgetfulJobManager):
+    """Takes no task events at first."""
+
+    def __init__(self) -> None:
+        super().__init__(registrations_max=1)
+        self.failures = 7
+        self.taken = asyncio.Event()
+
+    async def report(self, _request: Any) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreTransient("connection refused")
+        self.taken.set()
+
+
+def test_task_events_that_are_not_taken_are_told_of_once_and_when_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work() -> None:
+        jobmanager = DeafJobManager()
+        registration = registration_with(jobmanager)
+        running = asyncio.create_task(registration.run())  # noqa: TID251 - cancelled below
+        async with asyncio.timeout(DEADLINE_S):
+            await registration.wait_registered()
+            registration.report(internal_pb2.TaskEvent())
+            await jobmanager.taken.wait()
+        await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait([running], timeout=DEADLINE_S)
+
+    monkeypatch.setattr(registration_runner, "_RETRY_REPORT_S", 0.001)
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(work())
+    told = [one for one in logs if one["event"].startswith("report.")]
+    assert [one["reason"] for one in told if one["log_level"] == "info" and "reason" in one] == [
+        "connection refused"
+    ]
+    assert [one["failures"] for one in told if one["event"] == "report.answered_again"] == [7]
+
+
 @pytest.mark.parametrize("was_registered", [False, True])
 def test_a_token_that_was_never_right_or_cannot_change_ends_a_taskmanager(
     was_registered: bool,
