@@ -112,7 +112,7 @@ def found_by_a_successor(fault: Fault) -> SimulatedCluster:
 @functools.cache
 def only_rows_left(*others: Trigger) -> SimulatedCluster:
     """A JobManager dies behind a checkpoint of the second stage, and each process of the job before the next leads."""
-    point = ("checkpoint_completed", 5)
+    point = ("checkpoint_completed", 4)
     deaths = [Trigger(Fault.SLOT_DIES, *point, 1_000)] * 6
     triggers = (Trigger(Fault.JOBMANAGER_DIES, *point, 0), *deaths, *others)
     run = draw_run(10, "hashmap", "blocking_stages")

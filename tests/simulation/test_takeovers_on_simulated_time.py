@@ -35,7 +35,7 @@ from tests.support.simulated_kept_jobs import (
 )
 from tests.support.simulated_run import draw_run, simulate_run
 
-SEEDS, SEEDS_PER_TEST = half_of(range(4000, 4024)), 3
+SEEDS, SEEDS_PER_TEST = half_of(range(4010, 4034)), 3
 CACHING_SEEDS = half_of(range(4118, 4130))
 STAGED_SEEDS = half_of(range(4200, 4218))
 CACHING_JOBS = (
