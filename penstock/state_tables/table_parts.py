@@ -143,7 +143,7 @@ class NumberPart:
             for name, column in given
         ]
         for other_name, other in others:
-            if not other.equals(first):
+            if not _is_same_number(first, other):
                 raise StateError(
                     f"{written.where}: columns {name!r} and {other_name!r} are one number, and differ"
                 )
@@ -154,6 +154,15 @@ class NumberPart:
                     f"{written.where}: column {name!r} is a count, and has {pc.min(first)}"
                 )
         return {self._name: first}
+
+
+def _is_same_number(first: pa.Array, second: pa.Array) -> bool:
+    """Whether two columns of one type have equal numbers, NaN where the other has NaN."""
+    if not pt.is_floating(first.type):
+        return bool(first.equals(second))
+    is_nan = pc.is_nan(first)
+    others = [pc.if_else(is_nan, pa.scalar(0, first.type), each) for each in (first, second)]
+    return bool(is_nan.equals(pc.is_nan(second)) and others[0].equals(others[1]))
 
 
 class ValuePart:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from penstock.errors import JobRejected
 from penstock.graph.logical import ReadSource, WriteSink
 from penstock.graph.persisted import check_sort_columns
 from penstock.pb import graph_pb2
+from penstock.rows.spark_types import check_from_spark
 from penstock.streams.environment import Environment
 
 if TYPE_CHECKING:
@@ -66,12 +68,10 @@ def compact(
         JobRejected: the rows cannot be put in that order, or are not there any more.
         JobFailed: it could not be done, and nothing has changed.
     """
-    check_sort_columns(
-        "--sort-by",
-        wanted.sort_by,
-        pa.ipc.read_schema(pa.py_buffer(before.schema)),
-        before.updates_of,
-    )
+    schema = pa.ipc.read_schema(pa.py_buffer(before.schema))
+    check_sort_columns("--sort-by", wanted.sort_by, schema, before.updates_of)
+    if wanted.on_spark:
+        _check_spark_has(schema)
     parallelism = 1 if wanted.on_spark else wanted.partitions or partition_count(before, slots)
     with environment({**_CONFIG, "parallelism.default": parallelism}) as env:
         stream = env.read_persisted(wanted.name)
@@ -87,6 +87,17 @@ def compact(
             spec.sort_by.extend(wanted.sort_by)
         stream._end(WriteSink(graph_pb2.SinkSpec(persist=spec)), "persist")
         env.execute(f"compact {wanted.name}")
+
+
+def _check_spark_has(schema: pa.Schema) -> None:
+    for field in schema:
+        try:
+            check_from_spark("--spark", pa.schema([field]))
+        except JobRejected as error:
+            raise JobRejected(
+                f"--spark: column {field.name!r} is {field.type}, which does not come back from Spark as it was: "
+                "leave --spark out"
+            ) from error
 
 
 def partition_count(before: client_pb2.PersistedDetails, slots: int) -> int:

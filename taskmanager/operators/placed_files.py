@@ -115,7 +115,9 @@ def reads_alike(file: pq.ParquetFile, output: pa.Schema) -> bool:
             return False
         if by_lower.count(field.name.lower()) > 1:
             return False  # one column to Spark
-    never_null = frozenset(field.name for field in output if not field.nullable)
+    never_null = frozenset(  # an empty list counts as a null in a file's statistics
+        field.name for field in output if not field.nullable and actual.field(field.name).nullable
+    )
     return all(
         _is_known(column) for column in _column_chunks(file.metadata, frozenset(output.names))
     ) and all(_has_no_null(column) for column in _column_chunks(file.metadata, never_null))

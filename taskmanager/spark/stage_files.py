@@ -57,8 +57,8 @@ class StageInputFiles:
         self._bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Takes rows."""
-        self._batches.append(batch)
+        """Takes rows, of columns of the schema's types, whatever fields within them are called and may be null."""
+        self._batches.append(pa.RecordBatch.from_arrays(batch.columns, schema=self._given))
         self._bytes += batch.get_total_buffer_size()
 
     @property

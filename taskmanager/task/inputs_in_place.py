@@ -16,6 +16,9 @@ from taskmanager.partitions.in_place import PartitionInPlace, in_place
 from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.task.exchange import DataExchange
 
+_READ_BY_SPARK = frozenset({graph_pb2.SPILL_FORMAT_PARQUET, graph_pb2.SPILL_FORMAT_OF_SPARK})
+"""What the planner says of exchanges whose columns Spark reads as they lie."""
+
 
 class InputsInPlace:
     """The inputs of one subtask.
@@ -52,6 +55,11 @@ class InputsInPlace:
             return
         edges = []
         for edge in self.edges:
+            if edge.spill_format not in _READ_BY_SPARK:
+                edges.append(
+                    edge
+                )  # its files may be Parquet by configuration, of types that Spark has not
+                continue
             given = self.partitions.setdefault(edge.target_input, [])
             left = internal_pb2.InputEdge()
             left.CopyFrom(edge)

@@ -14,8 +14,9 @@ from penstock import col
 from penstock.errors import JobRejected
 from penstock.graph.job_graph import explain, validate
 from penstock.graph.logical import ReadSource
-from penstock.pb import graph_pb2
+from penstock.pb import client_pb2, graph_pb2
 from penstock.rows.schema import schema_to_bytes
+from penstock.streams.compaction import Compaction, compact
 
 ROWS = [{"a": 1, "b": 2}]
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.int64())])
@@ -124,3 +125,17 @@ def test_updates_of_an_earlier_job_are_not_dealt_out() -> None:
         JobRejected, match=r"'wide' has another parallelism .* updates of an earlier job.*key_by"
     ):
         env.plan()
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.time64("us"), pa.float16(), pa.list_(pa.time32("s")), pa.null()]
+)
+def test_a_set_that_does_not_come_back_from_spark_is_not_put_in_order_there(
+    kind: pa.DataType,
+) -> None:
+    """Who compacts on the command line has no schema to declare otherwise."""
+    schema = pa.schema([("n", pa.int64()), ("v", kind)])
+    before = client_pb2.PersistedDetails(name="mine", schema=schema_to_bytes(schema))
+    message = "^--spark: column 'v' is .*, which does not come back from Spark as it was: leave "
+    with pytest.raises(JobRejected, match=message):
+        compact(Compaction("mine", on_spark=True), before, 1, lambda _: ps.Environment())

@@ -61,6 +61,19 @@ def test_a_file_that_is_read_alike_is_given_as_it_is(
     assert placed(path, pa.schema([("v", kind)]), tmp_path / "beside") == [str(path)]
 
 
+def test_lists_that_are_never_null_may_be_empty(tmp_path: Path) -> None:
+    """Where the file says that there is no null; in its statistics an empty list is one."""
+    never_null = pa.schema([pa.field("v", pa.list_(pa.int64()), nullable=False)])
+    rows = pa.table({"v": [[], [1]]}, schema=never_null)
+    pq.write_table(rows, tmp_path / "said.parquet")
+    pq.write_table(
+        rows.cast(pa.schema([never_null.field(0).with_nullable(True)])), tmp_path / "not.parquet"
+    )
+    for name, is_given in (("said.parquet", True), ("not.parquet", False)):
+        path = tmp_path / name
+        assert (placed(path, never_null, tmp_path / "beside") == [str(path)]) == is_given
+
+
 @pytest.mark.parametrize(
     ("kind", "value", "options"),
     [
@@ -82,6 +95,24 @@ def test_a_file_that_is_not_is_written_anew(
     [written] = placed(path, pa.schema([("v", kind)]), tmp_path / "beside")
     assert Path(written).parent == tmp_path / "beside"
     assert pq.read_metadata(written).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (pa.int64(), pa.array([1, 2], pa.int32())),
+        (pa.list_(pa.int8()), pa.array([[1], []], pa.list_(pa.int64()))),
+    ],
+)
+def test_what_is_written_anew_may_be_declared_as_never_null(
+    tmp_path: Path, kind: pa.DataType, given: pa.Array
+) -> None:
+    """And Parquet calls the items of lists otherwise than Arrow does."""
+    pq.write_table(pa.table({"v": given}), tmp_path / "in.parquet")
+    for nullable in (True, False):
+        schema = pa.schema([pa.field("v", kind, nullable=nullable)])
+        [written] = placed(tmp_path / "in.parquet", schema, tmp_path / f"beside-{nullable}")
+        assert pq.read_table(written)["v"].to_pylist() == given.to_pylist()
 
 
 def test_a_file_of_another_calendar_is_written_anew(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ thing that cannot be right is refused by name, and leaves nothing behind.
 from __future__ import annotations
 
 import datetime as dt
+import math
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,9 @@ from typing_extensions import override
 import penstock as ps
 from penstock.state_tables import keyed_spool_store
 from penstock.state_tables.keyed_spool_store import KeyedSpool
+from penstock.state_tables.table_parts import NumberPart, WrittenAs
 from penstock.state_tables.value_columns import fitted
+from penstock.storage.codec import StateError
 from penstock.storage.fsck import check_store
 from penstock.storage.hashing import hash_columns
 from penstock.storage.restore_point import open_restore_point
@@ -417,3 +420,19 @@ def test_a_job_that_could_not_start_from_it_is_told_so(base: Path, tmp_path: Pat
         ps.write_savepoint(tmp_path / "new", {"sums": None}, base=base, job=env)
     with pytest.raises(ps.StateError, match="the job has no operator of uid 'states'"):
         ps.write_savepoint(tmp_path / "new", {"states": None}, base=base, job=env)
+
+
+def taken_by_two_names(first: pa.Array, second: list[Any]) -> pa.Array:
+    part = NumberPart(pa.field("s", first.type), ("s", "m_sum"), is_count=False)
+    columns = {"s": first, "m_sum": pa.array(second, first.type)}
+    return part.stored(columns, WrittenAs(0, "here"))["s"]
+
+
+def test_a_number_that_is_read_by_two_names_is_written_by_both() -> None:
+    """A sum of rows one of which had NaN was unequal to itself."""
+    sums = pa.array([0.0, math.nan, None])
+    assert taken_by_two_names(sums, [-0.0, math.nan, None]) is sums
+    assert taken_by_two_names(pa.array([1, None]), [1, None]).to_pylist() == [1, None]
+    for other in ([1.0, math.nan, None], [0.0, None, None], [0.0, math.nan, math.nan]):
+        with pytest.raises(StateError, match="here: columns 's' and 'm_sum' are one number, and"):
+            taken_by_two_names(sums, other)

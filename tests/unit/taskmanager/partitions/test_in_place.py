@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from common.pb import internal_pb2
 from penstock.config import Configuration
 from penstock.errors import PartitionUnavailable
 from penstock.partition_id import PartitionId
+from penstock.pb import graph_pb2
 from taskmanager.partitions.in_place import PartitionInPlace, check_files, in_place
 from taskmanager.partitions.sealed_partition import SealedPartition
 from taskmanager.partitions.sealed_store import SealedStore, write_index
@@ -24,6 +27,8 @@ from taskmanager.partitions.spill_layout import (
     partition_directory,
     subpartition_directory,
 )
+from taskmanager.task.exchange import DataExchange
+from taskmanager.task.inputs_in_place import InputsInPlace
 from tests.support.exchange_slots import numbers
 
 ID = PartitionId("e0", "v0", 2, 7)
@@ -81,3 +86,33 @@ def test_what_is_not_as_it_was_is_a_partition_that_is_not_available(
         check_files([found])
     assert unavailable.value.partition == ID
     assert str(found.files[1].path) in str(unavailable.value)
+
+
+class CompletePartition:
+    """An exchange all of whose partitions are the same one, on this machine."""
+
+    def __init__(self, partition: SealedPartition) -> None:
+        self.partition = partition
+
+    def complete_here(self, channel: internal_pb2.InputChannel) -> SealedPartition | None:
+        return self.partition
+
+
+@pytest.mark.parametrize(
+    ("spill_format", "given"),
+    [("UNSPECIFIED", 0), ("ARROW", 0), ("PARQUET", 1), ("OF_SPARK", 1)],
+)
+def test_files_that_are_parquet_by_configuration_alone_are_not_given(
+    tmp_path: Path, spill_format: str, given: int
+) -> None:
+    """Their columns may be of types that Spark does not read: nanoseconds."""
+    deployment = internal_pb2.TaskDeployment()
+    deployment.vertex.operators.add().spark.SetInParent()
+    said = graph_pb2.SpillFormat.Value(f"SPILL_FORMAT_{spill_format}")
+    edge = deployment.inputs.add(spill_format=said)
+    edge.channels.add()
+    exchange = cast("DataExchange", CompletePartition(sealed(tmp_path)))
+    inputs = InputsInPlace(deployment, exchange, Configuration.from_mapping({}))
+    inputs.find()
+    assert sum(map(len, inputs.partitions.values())) == given
+    assert len(inputs.edges) == 1 - given
