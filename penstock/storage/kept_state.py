@@ -148,7 +148,7 @@ def dispose(
         return _dispose_of_job(store, check_ended, check_unneeded)
     if not looks_like_savepoint(inside):
         raise JobRejected(
-            f"{uri} is no savepoint and no job's directory of checkpoints: nothing has been removed"
+            f"{uri} is no savepoint and no job's directory of checkpoints: nothing has been removed{_hint(uri)}"
         )
     if OWNER_PATH in inside and not force:
         owner = store.get(OWNER_PATH).decode(errors="replace").strip()
@@ -166,6 +166,15 @@ def dispose(
     delete_all(store, [MANIFEST_PATH])
     _remove_all(store)
     return "savepoint"
+
+
+def _hint(uri: str) -> str:
+    """What to name instead of one checkpoint, as listings name what a job has left."""
+    directory, _, name = uri.rpartition("/")
+    is_checkpoint = name.startswith("chk-") and not directory.endswith("/")
+    if not is_checkpoint or HEAD_PATH not in open_store(directory).first_parts():
+        return ""
+    return f"; checkpoints of a job share files, and go together: name {directory}"
 
 
 def _dispose_of_job(

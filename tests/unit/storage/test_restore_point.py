@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.pb import checkpoint_pb2
 from penstock.storage.head import HEAD_PATH, HeadStore
-from penstock.storage.kept_state import list_savepoints
+from penstock.storage.kept_state import dispose, list_savepoints
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import encode_manifest, manifest_path
 from penstock.storage.restore_point import (
@@ -147,6 +147,16 @@ def test_savepoints_that_were_copied_in_part_are_listed_as_damaged(tmp_path: Pat
     told = "state/f, which it needs, is missing or was copied in part"
     assert found["cut"].problem == found["bare"].problem == told
     assert found["cut"].job_id == JOB
+
+
+def test_who_disposes_of_one_checkpoint_is_told_what_goes_with_it(tmp_path: Path) -> None:
+    """Lists of what jobs have left name one checkpoint of each."""
+    write_job(tmp_path / JOB, 7)
+    with pytest.raises(JobRejected, match=rf"chk-7 is no savepoint.*: name {tmp_path / JOB}$"):
+        dispose(str(tmp_path / JOB / "chk-7"), lambda job_id: None, lambda: None)
+    (tmp_path / "chk-7").mkdir()
+    with pytest.raises(JobRejected, match=r"nothing has been removed$"):
+        dispose(str(tmp_path / "chk-7"), lambda job_id: None, lambda: None)
 
 
 def test_a_savepoint_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
