@@ -318,7 +318,7 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
     if name in CALENDAR:
         return in_calendar(name, kernel, types)
     if name in ROUNDING:
-        return rounding(kernel, types)
+        return rounding(name, kernel, types, chosen)
     if name not in _OF_ONE_TYPE:
         return kernel
     problem = clocks_problem(types)

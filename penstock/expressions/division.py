@@ -7,6 +7,8 @@ although its quotient does not fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from decimal import ROUND_DOWN, ROUND_FLOOR, Decimal, localcontext
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ import pyarrow.types as pt
 
 Apply = Callable[[list[Any]], Any]
 """Arrow arrays or scalars in, an array or scalar out."""
+_PYTHON_DIGITS = 400
+"""More than a quotient of two decimals needs to be told from a whole number."""
 
 
 def true_divide(types: Sequence[pa.DataType]) -> Apply:
@@ -23,6 +27,10 @@ def true_divide(types: Sequence[pa.DataType]) -> Apply:
     divide = pc.get_function("divide").call
     if pt.is_duration(types[0]) and pt.is_integer(types[1]):
         return lambda args: _nearest_duration(args[0], args[1])
+    if any(map(pt.is_decimal256, types)) and not any(map(pt.is_floating, types)):
+        kind = _quotient_type(types)
+        digit = Decimal(1).scaleb(-kind.scale)
+        return by_python(kind, lambda a, b: (a / b).quantize(digit, ROUND_DOWN))
     if not all(pt.is_integer(t) or pt.is_boolean(t) for t in types):
         return divide
     to_float = pc.CastOptions(pa.float64(), allow_float_truncate=True)
@@ -61,7 +69,6 @@ def _floor_of_decimals(types: Sequence[pa.DataType], kind: pa.DataType) -> Apply
     """The quotient rounded down. Arrow cuts quotients towards zero at a scale that may be too short to tell
     -1.00001 from -1, unless the dividend has as many digits behind the point as the divisor.
 
-    >>> from decimal import Decimal
     >>> digits = pa.decimal128(5, 0), pa.decimal128(5, 3)
     >>> floor = _floor_of_decimals(digits, _quotient_type(digits))
     >>> str(floor([pa.scalar(Decimal(-100), digits[0]), pa.scalar(Decimal("99.999"), digits[1])]))
@@ -69,14 +76,52 @@ def _floor_of_decimals(types: Sequence[pa.DataType], kind: pa.DataType) -> Apply
     """
     divide, floor = pc.get_function("divide").call, pc.get_function("floor").call
     dividend, divisor = types
+    is_long = any(map(pt.is_decimal256, types))
     scale = divisor.scale if pt.is_decimal(divisor) else 0
-    if pt.is_decimal(dividend) and dividend.scale + 1 >= scale:
+    if pt.is_decimal(dividend) and dividend.scale + 1 >= scale and not is_long:
         return lambda args: floor([divide(args)])
-    wide = pa.decimal256(
-        min(76, (dividend.precision - dividend.scale if pt.is_decimal(dividend) else 20) + scale),
-        scale,
-    )
-    return lambda args: pc.cast(floor([divide([pc.cast(args[0], wide), args[1]])]), kind)
+    return by_python(kind, _floor_of)
+
+
+def by_python(kind: pa.DataType, function: Callable[..., Decimal]) -> Apply:
+    """What a function gives for decimals, as a decimal of that type; null where one is.
+
+    Arrow's own division of decimals of 256 bits, by which it rounds them as well, is off by one for some of them.
+
+    >>> floor = by_python(pa.decimal256(40, 2), lambda number: number // 1)
+    >>> floor([pa.scalar(Decimal("7.50"), pa.decimal256(40, 2))]).as_py()
+    Decimal('7.00')
+    """
+
+    def apply(args: list[Any]) -> Any:
+        rows = max(1 if isinstance(arg, pa.Scalar) else len(arg) for arg in args)
+        if any(not isinstance(arg, pa.Scalar) and not len(arg) for arg in args):
+            rows = 0
+        columns = [
+            repeat(arg.as_py(), rows) if isinstance(arg, pa.Scalar) else arg.to_pylist()
+            for arg in args
+        ]
+        try:
+            with localcontext(prec=_PYTHON_DIGITS):
+                found = [
+                    None if None in row else function(*map(Decimal, row))
+                    for row in zip(*columns, strict=True)
+                ]
+        except ZeroDivisionError as error:
+            raise pa.ArrowInvalid("divide by zero") from error
+        try:
+            array = pa.array(found, kind)
+        except pa.ArrowInvalid as error:
+            raise pa.ArrowInvalid(
+                f"a result does not fit in precision {kind.precision} of {kind}"
+            ) from error
+        return array[0] if all(isinstance(arg, pa.Scalar) for arg in args) else array
+
+    return apply
+
+
+def _floor_of(dividend: Decimal, divisor: Decimal) -> Decimal:
+    return (dividend / divisor).to_integral_value(ROUND_FLOOR)
 
 
 def _of_floats(function: np.ufunc, kind: pa.DataType) -> Apply:

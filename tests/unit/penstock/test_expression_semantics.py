@@ -7,7 +7,7 @@ import math
 import operator
 import struct
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
@@ -571,3 +571,33 @@ def test_coded_values_are_compared_as_exactly_as_plain_ones() -> None:
     rows = pa.record_batch({"d": decimals, "f": [0.1, 0.1]})
     assert values(col("d") == col("f"), rows) == [False, None]
     assert values(col("d") == 0.1, rows) == [True, None]
+
+
+@pytest.mark.parametrize("digits", [-1, 0, 2])
+def test_long_decimals_are_rounded_and_divided_exactly(digits: int) -> None:
+    """Arrow's own division of 256 bits is off by one for some: 99...9.99 was rounded down to 99...8."""
+    numbers = [
+        Decimal("9" * 50 + "." + "9" * 14),
+        Decimal("-" + "9" * 32 + "." + "9" * 14),
+        Decimal("2.5"),
+    ]
+    rows = pa.record_batch({"x": pa.array([*numbers, None], pa.decimal256(76, 14))})
+    with localcontext(prec=300):
+        digit = Decimal(1).scaleb(-digits)
+        half_even = [number.quantize(digit, ROUND_HALF_EVEN) for number in numbers]
+        assert values(col("x").round(digits), rows) == [*half_even, None]
+        up = [number.quantize(digit, ROUND_CEILING) for number in numbers]
+        assert values(col("x").round(digits, "up"), rows) == [*up, None]
+        below = [number.to_integral_value(ROUND_FLOOR) for number in numbers]
+        assert values(col("x").floor(), rows) == [*below, None]
+    assert values(col("x").trunc(), rows.slice(2)) == [Decimal(2), None]
+    rows = pa.record_batch(
+        {"i": [2**63 - 1], "d": pa.array([Decimal("-0.5")], pa.decimal64(18, 3))}
+    )
+    assert values(col("i") // col("d"), rows) == [-2 * (2**63 - 1)]
+    rows = pa.record_batch(
+        {"i": [2**63 - 1, 7], "d": pa.array([Decimal(-4), None], pa.decimal256(29, 21))}
+    )
+    assert values(col("i") / col("d"), rows) == [Decimal(2**63 - 1) / -4, None]
+    with pytest.raises(BadRow, match="divide by zero"):
+        values(col("i") // (col("d") + 4), rows)
