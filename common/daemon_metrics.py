@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from typing_extensions import override
 
 from common.clock import SystemClock
+from penstock.client.keyring import Keyring
 from penstock.storage.swap_counts import SwapCounts
 
 _STARTED_NS: Final = SystemClock().monotonic_ns()
@@ -32,6 +33,27 @@ def show_gauge(
 ) -> None:
     """Shows one number, read at each scrape on the endpoint's thread."""
     Gauge(name, help_text, registry=registry).set_function(read)
+
+
+class TokenCollector(Collector):
+    """Shows whether a token that is being exchanged is still shown by somebody."""
+
+    def __init__(self, role: str, keyring: Keyring) -> None:
+        self._name = f"penstock_{role}_older_token_calls"
+        self._keyring = keyring
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: there is no need to read it before a scrape."""
+        return ()
+
+    @override
+    def collect(self) -> Iterable[Metric]:
+        """The family."""
+        yield CounterMetricFamily(
+            self._name,
+            "Calls that were let in by a token of the token file that is not its first one.",
+            value=self._keyring.older_count,
+        )
 
 
 class SwapCollector(Collector):

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from common.clock import Clock
+from common.daemon_metrics import TokenCollector
 from common.daemon_server import DaemonServer
 from common.log_keeper import LogKeeper
 from common.metrics_server import Pages
@@ -37,7 +38,7 @@ from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.leader_store import LeaderStore
 from jobmanager.traces.reporter_loader import Traces, load_reporter
 from jobmanager.traces.span import ReportSpan
-from penstock.client.keyring import Token
+from penstock.client.keyring import Keyring, Token
 from penstock.config import Configuration
 from penstock.pb import client_pb2_grpc
 from penstock.storage.open_store import is_s3, open_store, use_s3
@@ -128,7 +129,7 @@ async def leading(
         store = _job_store(kept, leader)
         dispatcher = _dispatcher(config, cluster, artifacts, store, results, clock, traces)
         drains = _drains(dispatcher, cluster, kept, leader)
-        ports.show(_pages(config, dispatcher, cluster, leader, numbers))
+        ports.show(_pages(config, dispatcher, cluster, leader, numbers, ports.keyring))
         async with _acting(_log_keeper(config, directory), cluster, dispatcher, drains):
             _serve(
                 ports.server,
@@ -271,8 +272,10 @@ def _pages(
     cluster: ClusterRunner,
     leader: LeaderStore,
     numbers: LeadershipNumbers,
+    keyring: Keyring,
 ) -> Pages:
     registry = build_registry(dispatcher, cluster)
+    registry.register(TokenCollector(ROLE, keyring))
     show_certificates(registry, ROLE, config)
     registry.register(LeadershipCollector(lambda: leader.epoch, numbers))
     return Pages(registry, lambda: dispatcher.why_not_serving)

@@ -16,7 +16,7 @@ import structlog
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from common.clock import SystemClock
-from common.daemon_metrics import SwapCollector, show_uptime
+from common.daemon_metrics import SwapCollector, TokenCollector, show_uptime
 from common.log import configure_logging
 from common.metrics_server import Pages
 from common.process import (
@@ -137,6 +137,7 @@ async def _stand_by(
     registry.register(SwapCollector(SWAPS))
     show_uptime(registry, ROLE)
     show_certificates(registry, ROLE, config)
+    registry.register(TokenCollector(ROLE, ports.keyring))
     standby = leadership.standby
     ports.server.serve(standby.answer_on)
     await ports.server.start()

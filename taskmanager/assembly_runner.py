@@ -12,7 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from common.clock import SystemClock
-from common.daemon_metrics import show_gauge, show_uptime
+from common.daemon_metrics import TokenCollector, show_gauge, show_uptime
 from common.daemon_server import DaemonServer
 from common.log_keeper import LogKeeper
 from common.metrics import AttemptMetricsCollector
@@ -390,6 +390,7 @@ class TaskManagerAssembly:
         registry.register(SpillCollector(SPILL))
         show_uptime(registry, ROLE)
         show_certificates(registry, ROLE, self._site.config)
+        registry.register(TokenCollector(ROLE, self._site.keyring))
         for name, (help_text, read) in gauges.items():
             show_gauge(registry, f"penstock_taskmanager_{name}", help_text, read)
 

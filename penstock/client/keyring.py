@@ -31,6 +31,9 @@ class Keyring:
         tokens: in force at first, the one to show first; none = there is no token.
         path: the file to read again, None = they stay.
 
+    Attributes:
+        older_count: how often one was accepted that is not the one to show: who still shows it, nearly (two threads may count as one).
+
     Example:
         >>> keyring = Keyring(["the-new-token", "the-old-token"])
         >>> keyring.shown, keyring.accepts("the-old-token"), keyring.accepts("another-token")
@@ -41,6 +44,7 @@ class Keyring:
         self._tokens = _encoded(tokens)
         # Absolute, since slots work in directories of their own.
         self.path = None if path is None else path.absolute()
+        self.older_count = 0
         self._state: _State | None = None
         self._refreshing = threading.Lock()
 
@@ -86,16 +90,11 @@ class Keyring:
 
     def accepts(self, given: str | bytes) -> bool:
         """Whether that is one of them; takes as long whichever it is."""
-        shown = given.encode() if isinstance(given, str) else given
-        is_known = False
-        for token in self._tokens:
-            is_known |= hmac.compare_digest(shown, token)
+        shown, tokens = given.encode() if isinstance(given, str) else given, self._tokens
+        matches = [hmac.compare_digest(shown, token) for token in tokens]
+        is_known = any(matches)
+        self.older_count += is_known and not matches[0]
         return is_known
-
-    def is_shown(self, given: str | bytes) -> bool:
-        """Whether that is the one to show."""
-        shown = given.encode() if isinstance(given, str) else given
-        return hmac.compare_digest(shown, self._tokens[0])
 
     def refresh(self) -> bool:
         """Reads the file where it has changed.

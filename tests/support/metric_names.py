@@ -49,6 +49,7 @@ OF_JOBMANAGER: Final = (
     jobs slots slots_free taskmanagers jobs_waiting_for_slots taskmanagers_lost_total
     held_partitions held_partitions_bytes dropped_events_total uptime_seconds leading
     leader_epoch leader_changes_total zookeeper_state swaps_total heartbeat_age_seconds
+    older_token_calls_total
     """,
     )
 )
@@ -61,7 +62,7 @@ OF_TASKMANAGER: Final = (
     uptime_seconds heartbeat_age_seconds dropped_events slots slots_free forkserver_restarts
     gateway_restarts partition_server_restarts held_partitions spill_bytes spill_free_bytes
     spill_written_bytes_total spill_read_bytes_total spill_write_seconds_total
-    spill_read_seconds_total
+    spill_read_seconds_total older_token_calls_total
     """,
     )
 )

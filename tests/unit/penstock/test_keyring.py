@@ -8,7 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from common.daemon_metrics import TokenCollector
 from penstock.client.credentials import load_token, token_metadata
 from penstock.client.keyring import Keyring, keyring_of, parse_tokens
 from penstock.errors import ConfigurationError
@@ -90,6 +92,16 @@ def test_a_file_that_is_gone_or_that_others_can_read_changes_nothing(path: Path)
     path.chmod(0o600)
     # Nothing but its mode is another.
     assert keyring.refresh()
+
+
+def test_who_shows_an_older_token_is_counted(path: Path) -> None:
+    write(path, NEW, OLD)
+    keyring = Keyring.read(path)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(TokenCollector("jobmanager", keyring))
+    for given in (NEW, "another-token", OLD, NEW, OLD):
+        keyring.accepts(given)
+    assert registry.get_sample_value("penstock_jobmanager_older_token_calls_total") == 2
 
 
 def test_where_there_is_no_token_only_none_is_accepted() -> None:
