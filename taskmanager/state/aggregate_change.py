@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -119,7 +120,13 @@ def _kind(field: pa.Field) -> str:
 
 
 def _uses(field: pa.Field) -> frozenset[str]:
-    return frozenset(json.loads((field.metadata or {}).get(USES, b"[]")))
+    return _decoded((field.metadata or {}).get(USES, b"[]"))
+
+
+@lru_cache(maxsize=1024)
+def _decoded(uses: bytes) -> frozenset[str]:
+    """Each column is compared with each, in each group of keys that is restored."""
+    return frozenset(json.loads(uses))
 
 
 def _empty(field: pa.Field, count: int) -> pa.Array:
