@@ -21,7 +21,7 @@ from pyarrow import parquet
 import penstock as ps
 from tests.integration.conftest import NewEnvironment
 
-pytestmark = [pytest.mark.integration, pytest.mark.sampled(5)]
+pytestmark = [pytest.mark.integration, pytest.mark.sampled(7)]
 
 ROWS = 4_000
 MINUTE_MS = 60_000
