@@ -36,6 +36,9 @@ from penstock.client.progress import ProgressDisplay, slot_wait_text
 from penstock.pb import client_pb2
 from penstock.printable import in_one_line
 
+_LOOK_MS = 2_000
+"""How often a job that is cancelled is asked what keeps it from ending."""
+
 
 @click.command("list")
 @click.option(
@@ -175,12 +178,21 @@ def cancel(job: str, jobmanager: str | None, as_json: bool) -> None:
         job_id = client.job(job).summary.job_id
         client.cancel(job_id)
         details = client.job(job_id)
-        for details in client.watch(job_id, 0):  # noqa: B007 - the last one counts
-            pass
+        told = ""
+        for details in client.watch(job_id, _LOOK_MS):
+            told = _tell_obstacle(details, told)
     if as_json:
         print_json(summary_fields(details.summary))
     else:
         echo(f"{job_id} {state_name(details.summary.state)}")
+
+
+def _tell_obstacle(details: client_pb2.JobDetails, told: str) -> str:
+    """Says why a job that is cancelled has not ended, once; returns what has been said last."""
+    problem = details.summary.problem
+    if problem and problem != told:
+        echo(f"cancelled, and not ended yet: {problem}; it is tried again", err=True)
+    return problem or told
 
 
 @click.command()
