@@ -15,6 +15,8 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
 
 from penstock.pb import graph_pb2
 from penstock.state_tables.group_parts import SequencedPart
@@ -115,7 +117,8 @@ class StateView:
         """Rows of the table as they are stored.
 
         Returns:
-            Their namespaces, and the columns of ``stored_schema`` but for key-groups and marks of removal.
+            Their namespaces, and the columns of ``stored_schema`` but for key-groups and marks of removal; without
+            rows of empty lists, which a key without items has none of.
 
         Raises:
             StateError: they do not fit.
@@ -128,7 +131,8 @@ class StateView:
         if self.kind == "sessions":
             _check_sessions(found, written.where)
         columns = [found[one.name] for one in self.stored_schema if one.name not in _OWN]
-        return self._namespaces(given, shown.num_rows, written), columns
+        namespaces = self._namespaces(given, shown.num_rows, written)
+        return _with_items(namespaces, columns) if self.kind == "list" else (namespaces, columns)
 
     def check_names(self, names: Sequence[str], where: str) -> None:
         """Checks that rows with these columns can be stored.
@@ -279,6 +283,17 @@ class StateView:
                         f"{shown[name][int(wrong[0])]}: they are {slice_ms} ms long; leave {end!r} out to have it computed"
                     )
         return found
+
+
+def _with_items(
+    namespaces: Int64Array, columns: list[pa.Array]
+) -> tuple[Int64Array, list[pa.Array]]:
+    """The rows whose list has items."""
+    lists = next(one for one in columns if pt.is_list(one.type))
+    has_items = pc.greater(pc.list_value_length(lists), 0)
+    return namespaces[has_items.to_numpy(zero_copy_only=False)], [
+        one.filter(has_items) for one in columns
+    ]
 
 
 def _check_sessions(found: Columns, where: str) -> None:

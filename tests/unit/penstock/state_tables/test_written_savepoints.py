@@ -147,7 +147,7 @@ def test_states_are_replaced_added_and_dropped(base: Path, tmp_path: Path) -> No
                 "sums": [{"k": 1, "value": 11}, {"k": 99, "value": -1}],
                 "texts": pa.table({"k": [5], "map_key": ["a"], "value": [1]}),
                 "timers.processing": [{"k": 1, "time_ms": 5}],
-                "halves": [{"k": 1, "value": [0.5, 1.5]}],
+                "halves": [{"k": 1, "value": [0.5, 1.5]}, {"k": 2, "value": []}],  # no items: none
                 "counts": None,
             },
             "within": None,
