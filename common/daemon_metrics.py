@@ -68,7 +68,6 @@ class SwapCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """The family."""
         swaps = CounterMetricFamily(
             "penstock_jobmanager_swaps",
             "Replacements of LEADER, of HEADs and of the records of jobs, by what came of them.",

@@ -160,7 +160,6 @@ class AttemptMetricsCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """The families, one sample per attempt."""
         attempts = [(named.labels, named.entry) for named in self._snapshot()]
         metrics = [(labels, entry.metrics) for labels, entry in attempts]
         gauges = [(labels, entry.gauges) for labels, entry in attempts]

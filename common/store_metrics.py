@@ -38,7 +38,6 @@ class StoreCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """The families."""
         name = f"penstock_{self._kind}"
         requests = CounterMetricFamily(
             f"{name}_requests", self._help, labels=("operation", "outcome")

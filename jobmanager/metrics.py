@@ -129,7 +129,6 @@ class ClusterCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """The families."""
         jobs = self._jobs()
         family = GaugeMetricFamily(
             "penstock_jobmanager_jobs", "Known jobs by state.", labels=("state",)
@@ -177,7 +176,6 @@ class CheckpointCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """The families."""
         jobs = tuple(self._jobs())
         for name, help_text, count in _COUNTERS:
             counter = CounterMetricFamily(f"penstock_job_{name}", help_text, labels=_JOB_LABELS)

@@ -38,7 +38,6 @@ class CertificateCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """The family."""
         remaining = GaugeMetricFamily(
             self._name,
             "Time until the certificate, and the last of the CAs, are valid no longer.",

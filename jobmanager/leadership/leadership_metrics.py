@@ -29,7 +29,6 @@ class LeadershipCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """The families."""
         numbers, own = self._numbers, self._own_epoch()
         yield GaugeMetricFamily(
             "penstock_jobmanager_leading", "1 = this JobManager leads.", value=own > 0

@@ -52,7 +52,6 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
     async def RegisterTaskManager(
         self, request: internal_pb2.RegisterTaskManagerRequest, context: Any
     ) -> internal_pb2.RegisterTaskManagerResponse:
-        """A TaskManager offers its slots."""
         try:
             kept_slot_ids = self._cluster.register(request)
         except StreamError as error:
@@ -72,7 +71,6 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
     async def Heartbeat(
         self, request: internal_pb2.HeartbeatRequest, context: Any
     ) -> internal_pb2.HeartbeatResponse:
-        """A TaskManager lives."""
         known = request.leader_epoch == self._leader.epoch and self._cluster.heartbeat(request)
         if known:
             self._dispatcher.note_metrics(request.metrics)
@@ -87,7 +85,6 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
     async def ReportTaskEvents(
         self, request: internal_pb2.ReportTaskEventsRequest, context: Any
     ) -> internal_pb2.ReportTaskEventsResponse:
-        """What attempts do."""
         self._check_epoch(request.leader_epoch)
         if not self._cluster.is_registered(request.taskmanager_id, request.incarnation):
             raise Fenced(
@@ -106,7 +103,6 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
     async def PushResults(
         self, request: internal_pb2.PushResultsRequest, context: Any
     ) -> internal_pb2.PushResultsResponse:
-        """Rows of a collect sink; answered when there is room."""
         if request.leader_epoch != self._leader.epoch:
             # Its attempt may go on: that is known when its TaskManager has registered here.
             raise StoreTransient(
@@ -133,7 +129,6 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
     async def DownloadArtifact(
         self, request: internal_pb2.DownloadArtifactRequest, context: Any
     ) -> AsyncIterator[internal_pb2.ArtifactData]:
-        """The content of an artifact."""
         async for piece in self._artifacts.download(request.id):
             yield internal_pb2.ArtifactData(data=piece)
 
@@ -141,7 +136,6 @@ class JobManagerInternalServicer(internal_pb2_grpc.JobManagerInternalServicer):
     async def Goodbye(
         self, request: internal_pb2.GoodbyeRequest, context: Any
     ) -> internal_pb2.GoodbyeResponse:
-        """A TaskManager leaves."""
         self._cluster.goodbye(request)
         return internal_pb2.GoodbyeResponse()
 

@@ -73,7 +73,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def MissingArtifacts(
         self, request: client_pb2.MissingArtifactsRequest, context: Any
     ) -> client_pb2.MissingArtifactsResponse:
-        """Which artifacts must still be uploaded."""
         await self._dispatcher.check_storage()
         return client_pb2.MissingArtifactsResponse(
             ids=await self._artifacts.find_missing(request.ids)
@@ -100,7 +99,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def SubmitJob(
         self, request: client_pb2.SubmitJobRequest, context: Any
     ) -> client_pb2.SubmitJobResponse:
-        """Accepts a job."""
         await self._dispatcher.submit(request.job_id, request.graph)
         return client_pb2.SubmitJobResponse(job_id=request.job_id)
 
@@ -108,7 +106,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def ListJobs(
         self, request: client_pb2.ListJobsRequest, context: Any
     ) -> client_pb2.ListJobsResponse:
-        """All jobs that are known."""
         if request.look_again:
             await self._dispatcher.ends.look_again()
         return client_pb2.ListJobsResponse(
@@ -119,14 +116,12 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def GetJob(
         self, request: client_pb2.GetJobRequest, context: Any
     ) -> client_pb2.JobDetails:
-        """One job."""
         return self._dispatcher.find(request.job_id).details()
 
     @override
     async def WatchJob(
         self, request: client_pb2.WatchJobRequest, context: Any
     ) -> AsyncIterator[client_pb2.JobDetails]:
-        """One job, again and again until it has ended."""
         interval_ms = request.interval_ms
         if interval_ms > 0:
             interval_ms = max(interval_ms, _WATCH_INTERVAL_MIN_MS)
@@ -137,7 +132,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def CancelJob(
         self, request: client_pb2.CancelJobRequest, context: Any
     ) -> client_pb2.CancelJobResponse:
-        """Begins to cancel a job."""
         await self._dispatcher.cancel(request.job_id)
         return client_pb2.CancelJobResponse()
 
@@ -145,7 +139,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def TriggerCheckpoint(
         self, request: client_pb2.TriggerCheckpointRequest, context: Any
     ) -> client_pb2.TriggerCheckpointResponse:
-        """Takes a checkpoint; answers when it is complete."""
         checkpoint_id = await self._dispatcher.operations.checkpoint(
             request.job_id, request.operation_id
         )
@@ -155,7 +148,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def TriggerSavepoint(
         self, request: client_pb2.TriggerSavepointRequest, context: Any
     ) -> client_pb2.OperationDetails:
-        """Takes a savepoint; answers when it is complete."""
         operation = await self._dispatcher.operations.savepoint(
             request.job_id,
             request.operation_id,
@@ -168,7 +160,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def StopJob(
         self, request: client_pb2.StopJobRequest, context: Any
     ) -> client_pb2.OperationDetails:
-        """Stops a job with a savepoint; answers when nothing keeps it from finishing any more."""
         operation = await self._dispatcher.operations.stop(
             request.job_id,
             request.operation_id,
@@ -182,7 +173,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def DrainTaskManager(
         self, request: client_pb2.DrainTaskManagerRequest, context: Any
     ) -> client_pb2.OperationDetails:
-        """Drains a TaskManager, or takes it in use again; answers when that has ended."""
         taskmanager_id, operation_id = request.taskmanager_id, request.operation_id
         if request.undo:
             await self._drains.undo(taskmanager_id)
@@ -198,7 +188,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def GetOperation(
         self, request: client_pb2.GetOperationRequest, context: Any
     ) -> client_pb2.OperationDetails:
-        """What somebody has asked of a job, or a TaskManager, as it stands."""
         drain = self._drains.find(request.job_id, request.operation_id)
         if drain is not None:
             return operation_message("", drain)
@@ -209,21 +198,18 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def ListCheckpoints(
         self, request: client_pb2.ListCheckpointsRequest, context: Any
     ) -> client_pb2.ListCheckpointsResponse:
-        """The last checkpoints of a job."""
         return self._dispatcher.find(request.job_id).checkpoints()
 
     @override
     async def ListExceptions(
         self, request: client_pb2.ListExceptionsRequest, context: Any
     ) -> client_pb2.ListExceptionsResponse:
-        """The last failures of a job."""
         return self._dispatcher.find(request.job_id).exceptions()
 
     @override
     async def FetchResults(
         self, request: client_pb2.FetchResultsRequest, context: Any
     ) -> AsyncIterator[client_pb2.ResultChunk]:
-        """Rows of a collect sink."""
         job_id = self._dispatcher.find(request.job_id).job_id
         async for chunk in self._results.fetch(job_id, request.collect_id):
             yield chunk
@@ -262,7 +248,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def ListPartitions(
         self, request: client_pb2.ListPartitionsRequest, context: Any
     ) -> client_pb2.ListPartitionsResponse:
-        """Complete result partitions on the disks of TaskManagers."""
         return client_pb2.ListPartitionsResponse(
             partitions=self._cluster.partitions.details(promoted=request.promoted)
         )
@@ -271,7 +256,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def FindPersisted(
         self, request: client_pb2.FindPersistedRequest, context: Any
     ) -> client_pb2.PersistedDetails:
-        """What outlives its job under a name."""
         found = newest_named(self._cluster.partitions.promoted(), request.name)
         return persisted_details(found)
 
@@ -279,7 +263,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def DropPartitions(
         self, request: client_pb2.DropPartitionsRequest, context: Any
     ) -> client_pb2.DropPartitionsResponse:
-        """Drops what was promoted under a name."""
         dropped = await self._cluster.partitions.drop(request.name)
         return client_pb2.DropPartitionsResponse(dropped=dropped)
 
@@ -287,7 +270,6 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
     async def GetCluster(
         self, request: client_pb2.GetClusterRequest, context: Any
     ) -> client_pb2.ClusterDetails:
-        """TaskManagers and their slots."""
         counts = self._cluster.counts
         return client_pb2.ClusterDetails(
             cluster_id=self._leader.cluster_id,

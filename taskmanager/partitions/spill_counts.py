@@ -70,7 +70,6 @@ class SpillCollector(Collector):
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """The families."""
         counts = self._counts
         for name, help_text, value in (
             ("written_bytes", "Rows of exchanges written to disk.", counts.written_bytes),
