@@ -14,15 +14,20 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
-from typing import Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import pyarrow as pa
+from typing_extensions import override
 
-from penstock.errors import CheckpointAborted, StoreNotFound
+from penstock.errors import StoreNotFound
 from penstock.pb import checkpoint_pb2
-from penstock.storage.key_groups import key_group_range
 from penstock.storage.run_columns import BACKEND, RUN_VERSION
-from taskmanager.state.backend import AggregateDescriptor, BackendEnvironment
+from taskmanager.state.backend import (
+    NO_NAMESPACE,
+    BackendEnvironment,
+    KeyedStateBackend,
+    TimerTable,
+)
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.group_table import GroupTable
 from taskmanager.state.hashmap.chains import (
@@ -44,12 +49,11 @@ from taskmanager.state.hashmap.restored_rows import (
 )
 from taskmanager.state.hashmap.snapshot import HashMapSnapshot, SnapshotItem, TableSlot
 from taskmanager.state.hashmap.timer_table import HashMapTimerTable
-from taskmanager.state.instances import InstanceState
 from taskmanager.state.memory_check import MemoryCheck
 from taskmanager.state.migrated_values import migration_of
 from taskmanager.state.pacer_runner import Pacer
 from taskmanager.state.pacing import SnapshotTimes
-from taskmanager.state.row_table import RowDescriptor, RowTable
+from taskmanager.state.row_table import RowTable
 from taskmanager.state.session_table import SessionTable
 from taskmanager.state.snapshot_table import RestoredPart, SnapshotTable
 from taskmanager.state.state_sizes import StateSizes
@@ -58,11 +62,22 @@ T = TypeVar("T", bound=SnapshotTable)
 
 OPEN_SNAPSHOTS_MAX: Final = 2
 
-_WHOLE: Final = 0
-"""The namespace of states that are not cut into namespaces."""
+_TABLES: Final[Mapping[type, Callable[..., Any]]] = {
+    GroupTable: lambda descriptor: GroupTable(
+        descriptor.key_types,
+        descriptor.kinds,
+        descriptor.new_columns(),
+        uses=descriptor.uses,
+        with_versions=True,
+    ),
+    RowTable: RowTable,
+    SessionTable: lambda key_types, gap_ms, new: SessionTable(key_types, gap_ms, new()),
+    CountTable: lambda key_types, new, ttl_ms: CountTable(key_types, new(), ttl_ms),
+    TimerTable: HashMapTimerTable,
+}
 
 
-class HashMapStateBackend:
+class HashMapStateBackend(KeyedStateBackend):
     """State of one operator in one subtask, in memory. Used on the mailbox thread.
 
     Args:
@@ -73,12 +88,8 @@ class HashMapStateBackend:
     """
 
     def __init__(self, environment: BackendEnvironment) -> None:
-        self._environment = environment
-        self._max_parallelism = environment.max_parallelism
-        self._key_groups = key_group_range(
-            environment.subtask_index, environment.parallelism, environment.max_parallelism
-        )
         self._operator = environment.operator_name or environment.operator_uid
+        super().__init__(environment, f"operator {self._operator!r}")
         self._instance = uuid.uuid4().hex
         self._file_count = 0
         self._states: dict[str, dict[int, TableSlot]] = {}
@@ -91,66 +102,22 @@ class HashMapStateBackend:
         self._spare: dict[str, GroupTable] = {}
         self._key_space: KeySpace | None = None
         self._memory = MemoryCheck(environment.memory, environment.clock)
-        self._is_closed = False
         self._restore()
 
-    @property
-    def max_parallelism(self) -> int:
-        """Number of key-groups of the operator."""
-        return self._max_parallelism
-
-    @property
-    def key_groups(self) -> range:
-        """The key-groups of this subtask."""
-        return self._key_groups
-
-    def group_table(self, name: str, namespace: int, descriptor: AggregateDescriptor) -> GroupTable:
-        """Aggregates per key of a namespace; empty where there are none yet."""
-
-        def create() -> GroupTable:
-            spare = self._spare.pop(name, None)
-            if spare is not None:
-                return spare
-            return GroupTable(
-                descriptor.key_types,
-                descriptor.kinds,
-                descriptor.new_columns(),
-                uses=descriptor.uses,
-                with_versions=True,
-            )
+    @override
+    def _table(self, kind: type, name: str, namespace: int, *about: Any) -> Any:
+        def create() -> Any:
+            spare = self._spare.pop(name, None) if kind is GroupTable else None
+            return _TABLES[kind](*about) if spare is None else spare
 
         return self._get(name, namespace, create)
 
-    def row_table(self, name: str, namespace: int, descriptor: RowDescriptor) -> RowTable:
-        """Rows of a namespace; empty where there are none yet."""
-        return self._get(name, namespace, lambda: RowTable(descriptor))
-
-    def session_table(
-        self,
-        name: str,
-        key_types: Sequence[pa.DataType],
-        gap_ms: int,
-        new_contents: Callable[[], InstanceState],
-    ) -> SessionTable:
-        """The open sessions of all keys, with what they hold."""
-        return self._get(name, _WHOLE, lambda: SessionTable(key_types, gap_ms, new_contents()))
-
-    def count_table(
-        self,
-        name: str,
-        key_types: Sequence[pa.DataType],
-        new_contents: Callable[[], InstanceState],
-        ttl_ms: int = 0,
-    ) -> CountTable:
-        """The open count windows of all keys, with what they hold."""
-        return self._get(name, _WHOLE, lambda: CountTable(key_types, new_contents(), ttl_ms))
-
+    @override
     def key_space(self, key_types: Sequence[pa.DataType]) -> KeySpace:
-        """The objects of all keys; one per operator."""
         if self._key_space is None:
             self._key_space = KeySpace(
                 key_types,
-                open_column=lambda name, create: self._get(name, _WHOLE, create),
+                open_column=lambda name, create: self._get(name, NO_NAMESPACE, create),
                 now_ms=self._environment.clock.now_ms,
                 check_memory=self._memory.check,
                 lock=Lock(),
@@ -159,54 +126,35 @@ class HashMapStateBackend:
             self._memory.register(f"{self._operator}: keys", space.key_bytes)
         return self._key_space
 
-    def timer_table(self, name: str, key_types: Sequence[pa.DataType]) -> HashMapTimerTable:
-        """Timers of all keys."""
-        return self._get(name, _WHOLE, lambda: HashMapTimerTable(key_types))
-
+    @override
     def namespaces(self, name: str) -> list[int]:
-        """Namespaces of a state that exist, ascending; restored ones included."""
         return sorted(self._states.get(name, ()))
 
+    @override
     def drop(self, name: str, namespace: int) -> None:
-        """Removes a namespace with all in it; nothing happens where it does not exist."""
         slot = self._states.get(name, {}).pop(namespace, None)
         table = None if slot is None else slot.table
         if isinstance(table, GroupTable) and table.is_reusable():
             table.clear()
             self._spare[name] = table
 
+    @override
     def memory_bytes(self) -> int:
-        """Approximate size of all states."""
         keys = 0 if self._key_space is None else self._key_space.key_bytes()
         spare = sum(table.memory_bytes() for table in self._spare.values())
         return keys + spare + sum(self._state_bytes(name) for name in self._states)
 
+    @override
     def sizes(self) -> StateSizes:
-        """What each state takes."""
         by_name = {name: self._state_bytes(name) for name in self._states}
         return StateSizes(self._environment.operator_uid, by_name)
 
+    @override
     def snapshot(
         self, checkpoint_id: int, *, is_full: bool = False, in_runs: bool = False
     ) -> HashMapSnapshot:
-        """Seals what has changed since the newest confirmed checkpoint.
-
-        Args:
-            is_full: everything is written anew.
-            in_runs: the same; it is in the run format anyway.
-
-        Raises:
-            CheckpointAborted: too many snapshots are still being written, or the backend is closed.
-        """
-        if self._is_closed:
-            raise CheckpointAborted(checkpoint_id, f"operator {self._operator!r} has ended")
         open_count = sum(snapshot.is_open for snapshot in self._snapshots.values())
-        if open_count >= OPEN_SNAPSHOTS_MAX:
-            raise CheckpointAborted(
-                checkpoint_id,
-                f"{open_count} snapshots of operator {self._operator!r} are still being written: raise "
-                "execution.checkpointing.interval or execution.checkpointing.min-pause",
-            )
+        self._check_open(checkpoint_id, open_count, OPEN_SNAPSHOTS_MAX)
         chains = [slot.chain for _, _, slot in self._slots()]
         sizes = {name: _size_bytes(file.handle) for name, file in self._files.items()}
         sparse = sparse_file(sizes, chains)
@@ -222,7 +170,7 @@ class HashMapStateBackend:
         now_ms = self._environment.clock.now_ms()
         snapshot = HashMapSnapshot(
             checkpoint_id,
-            self._header(),
+            self._header(BACKEND, RUN_VERSION, self._instance),
             file_name,
             f"{self._environment.operator_uid}/{file_name}",
             [item for item in items if item is not None],
@@ -234,8 +182,8 @@ class HashMapStateBackend:
         self._snapshots[checkpoint_id] = snapshot
         return snapshot
 
+    @override
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """A checkpoint is complete: later snapshots may refer to its files."""
         snapshot = self._snapshots.pop(checkpoint_id, None)
         for older in [older for older in self._snapshots if older < checkpoint_id]:
             self._snapshots.pop(older).discard()
@@ -247,16 +195,16 @@ class HashMapStateBackend:
         used = {segment.file for _, _, slot in self._slots() for segment in slot.chain}
         self._files = {name: file for name, file in self._files.items() if name in used}
 
+    @override
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """A checkpoint will not complete: its changes join the next snapshot."""
         snapshot = self._snapshots.pop(checkpoint_id, None)
         if snapshot is not None:
             if snapshot.is_open:
                 self._snapshot_times.cut_short()
             snapshot.discard()
 
+    @override
     def close(self) -> None:
-        """Forgets everything. Snapshots that are being written fail."""
         self._is_closed = True
         for snapshot in self._snapshots.values():
             snapshot.discard()
@@ -332,7 +280,7 @@ class HashMapStateBackend:
             assert missing is not None, "there is at least one source"
             raise missing
         # What changes from now on comes after the restored chain.
-        table.seal(RESTORED_TO, self._max_parallelism).release()
+        table.seal(RESTORED_TO, self.max_parallelism).release()
         slot.restored = []
         if name in self._migrated:
             slot.chain = ()  # new snapshots hold nothing of what was stored otherwise
@@ -366,7 +314,7 @@ class HashMapStateBackend:
         )
 
     def _loaded(self, name: str, parts: list[RestoredRows], table: T) -> T:
-        state = f"state {name!r} of operator {self._operator!r}"
+        state = f"state {name!r} of {self._owner}"
         for index, rows in enumerate(parts):
             part = RestoredPart(rows.key_groups, index, len(parts), rows.rows_max)
             if isinstance(table, ObjectColumn) and self._load_migrated(table, rows, part):
@@ -390,16 +338,6 @@ class HashMapStateBackend:
         return True
 
     # -- snapshot
-
-    def _header(self) -> checkpoint_pb2.KeyedStateSnapshot:
-        return checkpoint_pb2.KeyedStateSnapshot(
-            backend=BACKEND,
-            format_version=RUN_VERSION,
-            instance=self._instance,
-            first_key_group=self._key_groups.start,
-            last_key_group=self._key_groups.stop - 1,
-            max_parallelism=self._max_parallelism,
-        )
 
     def _replaced(self) -> dict[int, Export]:
         """By identity of a slot: the earliest export of it that is on its way."""
@@ -450,7 +388,7 @@ class HashMapStateBackend:
             return None
         item = SnapshotItem(name, namespace, slot, table.kind, schema, chain)
         if is_changed or must_seal:
-            item.sealed = table.seal(export.since_version, self._max_parallelism)
+            item.sealed = table.seal(export.since_version, self.max_parallelism)
             item.tier = export.tier
         return item
 

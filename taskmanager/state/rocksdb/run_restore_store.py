@@ -8,7 +8,7 @@ from typing import Final
 from penstock.pb import checkpoint_pb2
 from penstock.storage.entries.run_states import ENDS, ends_table, stored_table
 from penstock.storage.run_columns import TIMER_KIND
-from taskmanager.state.backend import BackendEnvironment
+from taskmanager.state.backend import NO_NAMESPACE, BackendEnvironment
 from taskmanager.state.batch_parts import in_parts
 from taskmanager.state.hashmap.restored_rows import RestoredRows, restored_rows
 from taskmanager.state.rocksdb.database_store import Database
@@ -16,8 +16,6 @@ from taskmanager.state.rocksdb.entry_batches import EntryFiles
 from taskmanager.state.rocksdb.partitions import Partition, PartitionCatalog
 from taskmanager.state.rocksdb.run_entries import Sessions, run_entries
 
-WHOLE: Final = 0
-"""The namespace of states that are not cut into namespaces."""
 _PART_ROWS: Final = 1 << 17
 _PART_BYTES: Final = 32 << 20
 """What is sorted and written at once; more only where one batch has more."""
@@ -63,4 +61,4 @@ def _ends_of(catalog: PartitionCatalog, name: str, sessions: RestoredRows) -> Pa
     table = checkpoint_pb2.StateTable(
         name=name + ENDS, kind=TIMER_KIND, schema=ends_table(sessions.schema)
     )
-    return catalog.partition_for(table, WHOLE)
+    return catalog.partition_for(table, NO_NAMESPACE)

@@ -1,6 +1,6 @@
 """The backend that keeps state in RocksDB, one database per operator and subtask.
 
-Reads and changes go through write-back caches (``stored_tables``, ``key_space``), freezes through the
+Reads and changes go through write-back caches (the tables, ``key_space``), freezes through the
 ``WriteQueue``. When the caches are larger than their share of the slot's memory, all changes are written
 on the mailbox thread and what was used least recently leaves the caches.
 
@@ -10,43 +10,68 @@ The caches, with RocksDB's block cache and write buffers, are one user of the sl
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
+from typing_extensions import override
 
-from penstock.errors import CheckpointAborted
-from penstock.pb import checkpoint_pb2
 from penstock.storage.entries.file_names import BACKEND, FORMAT_VERSION
-from penstock.storage.entries.run_states import COLUMN_PREFIX
-from penstock.storage.key_groups import key_group_range
+from penstock.storage.entries.run_states import COLUMN_PREFIX, ENDS
+from penstock.storage.run_columns import TIMER_KIND
 from taskmanager.kernels.backend import kernels as process_kernels
-from taskmanager.state.backend import BackendEnvironment, BackendSnapshot
+from taskmanager.state.backend import (
+    NO_NAMESPACE,
+    BackendEnvironment,
+    BackendSnapshot,
+    KeyedStateBackend,
+    TimerTable,
+)
+from taskmanager.state.count_table import CountTable
 from taskmanager.state.descriptors import StateDescriptor
+from taskmanager.state.group_table import GroupTable
+from taskmanager.state.instances import InstanceState
 from taskmanager.state.pacer_runner import Pacer
 from taskmanager.state.pacing import SnapshotTimes
-from taskmanager.state.rocksdb.cache_host import TableHome
+from taskmanager.state.rocksdb.cache_host import StoredTable, TableHome
+from taskmanager.state.rocksdb.count_rows import StoredCountTable
+from taskmanager.state.rocksdb.group_rows import StoredGroupTable
 from taskmanager.state.rocksdb.key_filter import KeyFilter
 from taskmanager.state.rocksdb.key_space import StoredKeySpace
 from taskmanager.state.rocksdb.migrated_entries import MigratedEntries
-from taskmanager.state.rocksdb.partitions import column_schema
+from taskmanager.state.rocksdb.partitions import Partition, column_schema
 from taskmanager.state.rocksdb.restore_store import open_state
 from taskmanager.state.rocksdb.run_snapshot_store import RunSnapshot
+from taskmanager.state.rocksdb.session_rows import StoredSessionTable
 from taskmanager.state.rocksdb.slot_memory_store import slot_memory
 from taskmanager.state.rocksdb.snapshot_store import RocksDBSnapshot
-from taskmanager.state.rocksdb.stored_tables import WHOLE, StoredTables
+from taskmanager.state.rocksdb.spilled_table import KeyedSpill
+from taskmanager.state.rocksdb.timer_rows import StoredTimerTable
+from taskmanager.state.rocksdb.window_rows import StoredRowTable
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, FrozenPart, WriteQueue
+from taskmanager.state.row_table import RowTable
+from taskmanager.state.session_table import SessionTable
 from taskmanager.state.state_sizes import StateSizes
+from taskmanager.state.timer_order import timer_schema
 
 FREEZES_MAX: Final = 3
 """Snapshots that may wait to be written."""
 
 
-class RocksDBStateBackend(StoredTables):
+_TABLES: Final[Mapping[type, Callable[..., StoredTable]]] = {
+    GroupTable: StoredGroupTable,
+    RowTable: StoredRowTable,
+    CountTable: StoredCountTable,
+    TimerTable: StoredTimerTable,
+}
+
+
+class RocksDBStateBackend(KeyedStateBackend):
     """State of one operator in one subtask.
 
     Raises:
@@ -54,11 +79,8 @@ class RocksDBStateBackend(StoredTables):
     """
 
     def __init__(self, environment: BackendEnvironment) -> None:
-        self._environment = environment
-        self._key_groups = key_group_range(
-            environment.subtask_index, environment.parallelism, environment.max_parallelism
-        )
         owner = f"{environment.operator_name} (uid {environment.operator_uid})"
+        super().__init__(environment, owner)
         self._slot_memory = slot_memory(environment.memory)
         opened = open_state(environment, self._key_groups, self._slot_memory, process_kernels())
         self._database, self._ledger = opened.database, opened.ledger
@@ -66,15 +88,15 @@ class RocksDBStateBackend(StoredTables):
         self._snapshots: dict[int, BackendSnapshot] = {}
         self._link_numbers = count(1)
         self._stored_keys = KeyFilter(self._slot_memory.filter_bytes)
-        home = TableHome(
+        self._catalog = opened.catalog
+        self._home = TableHome(
             self._database,
             self,
             self._stored_keys,
             self._key_groups,
             environment.max_parallelism,
         )
-        migrated = MigratedEntries(opened.catalog, self._database)
-        super().__init__(opened.catalog, home, owner, migrated)
+        self._migrated = MigratedEntries(opened.catalog, self._database)
         self._slot_memory.join()
         self._memory_user = environment.memory.register(f"{owner} (rocksdb)", self.memory_bytes)
         self._cache_bytes = 0
@@ -82,20 +104,44 @@ class RocksDBStateBackend(StoredTables):
         self._pacer = Pacer(environment.clock)
         self._snapshot_times = SnapshotTimes(environment.clock.now_ms())
         self._database.pace = lambda: self._pacer.pause(self._queue.frozen_at_ms)
-        self._is_closed = False
 
-    @property
-    def max_parallelism(self) -> int:
-        """Number of key-groups of the operator."""
-        return self._environment.max_parallelism
+    @override
+    def _table(self, kind: type, name: str, namespace: int, *about: Any) -> Any:
+        make: Any = partial(self._sessions, name) if kind is SessionTable else _TABLES[kind]
+        partition = self._catalog.found(name, namespace) or self._catalog.unused_partition()
+        table: Any = partition.table
+        if table is None:
+            table = make(partition, self._home, *about)
+            schema = table.schema()
+            if isinstance(table, KeyedSpill) and self._migrated.aggregates(
+                name, table.kind, schema, table.identity_count
+            ):
+                table = make(partition, self._home, *about)  # it lies elsewhere now
+            self._catalog.keep(partition, name, namespace, table.kind, schema, self._owner)
+            partition.table = table
+        return table
 
-    @property
-    def key_groups(self) -> range:
-        """The key-groups of this subtask."""
-        return self._key_groups
+    def _sessions(
+        self,
+        name: str,
+        found: Partition,
+        home: TableHome,
+        key_types: Sequence[pa.DataType],
+        gap_ms: int,
+        new_contents: Callable[[], InstanceState],
+    ) -> StoredSessionTable:
+        ends = self._catalog.partition(
+            name + ENDS, NO_NAMESPACE, TIMER_KIND, timer_schema(key_types), self._owner
+        )
+        return StoredSessionTable(found, home, ends.number, key_types, gap_ms, new_contents)
 
+    def _opened(self) -> list[StoredTable]:
+        """Tables that were asked for."""
+        partitions = self._catalog.all_partitions()
+        return [partition.table for partition in partitions if partition.table is not None]
+
+    @override
     def key_space(self, key_types: Sequence[pa.DataType]) -> StoredKeySpace:
-        """The objects of all keys; one per operator."""
         if self._key_space is None:
             self._key_space = StoredKeySpace(
                 key_types, self.max_parallelism, self._database, self, Lock(), self._stored_keys
@@ -103,13 +149,13 @@ class RocksDBStateBackend(StoredTables):
         assert self._key_space.key_types == tuple(key_types), "one key space per operator"
         return self._key_space
 
+    @override
     def namespaces(self, name: str) -> list[int]:
-        """Namespaces of a state that exist, ascending; restored ones included."""
         state = self._catalog.states.get(name)
         return [] if state is None else sorted(state.partitions)
 
+    @override
     def drop(self, name: str, namespace: int) -> None:
-        """Removes a namespace with all in it; nothing happens where it does not exist."""
         state = self._catalog.states.get(name)
         partition = None if state is None else state.partitions.pop(namespace, None)
         if partition is None:
@@ -120,45 +166,26 @@ class RocksDBStateBackend(StoredTables):
         for number in unused:
             self._queue.drop(number)
 
+    @override
     def memory_bytes(self) -> int:
-        """Approximate size of all states in memory."""
         known_keys = self._stored_keys.memory_bytes()
         return self._cache_bytes + known_keys + self._slot_memory.database_bytes
 
+    @override
     def sizes(self) -> StateSizes:
-        """What all states take together: one database has them."""
         uid, memory_bytes = self._environment.operator_uid, self.memory_bytes()
         return StateSizes(uid, {"": memory_bytes}, self._database.sizes())
 
+    @override
     def snapshot(
         self, checkpoint_id: int, *, is_full: bool = False, in_runs: bool = False
     ) -> BackendSnapshot:
-        """See ``KeyedStateBackend``.
-
-        Raises:
-            CheckpointAborted: too many snapshots are still being written, or the backend is closed.
-            StoreTransient: a file of the database is damaged.
-        """
         self._database.check()
-        if self._is_closed:
-            raise CheckpointAborted(checkpoint_id, f"{self._owner} has ended")
-        if len(self._queue) >= FREEZES_MAX:
-            raise CheckpointAborted(
-                checkpoint_id,
-                f"{len(self._queue)} snapshots of {self._owner} are still being written: raise "
-                "execution.checkpointing.interval or execution.checkpointing.min-pause",
-            )
+        self._check_open(checkpoint_id, len(self._queue), FREEZES_MAX)
+        header = self._header(BACKEND, FORMAT_VERSION, self._ledger.instance)
         tables, segments = self._catalog.describe()
-        header = checkpoint_pb2.KeyedStateSnapshot(
-            backend=BACKEND,
-            format_version=FORMAT_VERSION,
-            instance=self._ledger.instance,
-            first_key_group=self._key_groups.start,
-            last_key_group=self._key_groups.stop - 1,
-            max_parallelism=self.max_parallelism,
-            tables=tables,
-            segments=segments,
-        )
+        header.tables.extend(tables)
+        header.segments.extend(segments)
         directory = self._environment.work_directory / f"links-{next(self._link_numbers)}"
         now_ms = self._environment.clock.now_ms()
         self._pacer.span_seconds = self._snapshot_times.next_span_seconds(now_ms)
@@ -173,13 +200,13 @@ class RocksDBStateBackend(StoredTables):
         self._snapshots[checkpoint_id] = snapshot
         return snapshot
 
+    @override
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """See ``KeyedStateBackend``."""
         self._snapshots.pop(checkpoint_id, None)
         self._ledger.completed(checkpoint_id)
 
+    @override
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """See ``KeyedStateBackend``."""
         snapshot = self._snapshots.pop(checkpoint_id, None)
         if snapshot is not None:
             if len(self._queue):
@@ -187,8 +214,8 @@ class RocksDBStateBackend(StoredTables):
             snapshot.discard()
         self._ledger.aborted(checkpoint_id)
 
+    @override
     def close(self) -> None:
-        """See ``KeyedStateBackend``."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -227,7 +254,7 @@ class RocksDBStateBackend(StoredTables):
         schema = column_schema(key_types, descriptor)
         self._migrated.values(name, schema, descriptor, self._environment.clock.now_ms())
         kind = descriptor.kind.value
-        partition = self._catalog.partition(name, WHOLE, kind, schema, self._owner)
+        partition = self._catalog.partition(name, NO_NAMESPACE, kind, schema, self._owner)
         return partition.number, partition.is_stored
 
     def pace(self, frozen_at_ms: int) -> None:
