@@ -124,7 +124,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def tail_of(path: Path, start: int, lines: int = 15) -> str:
+def tail_of(path: Path, start: int) -> str:
     """The end of a daemon's output for people: of its log lines the errors only.
 
     Args:
@@ -135,7 +135,7 @@ def tail_of(path: Path, start: int, lines: int = 15) -> str:
     except FileNotFoundError:
         output = ""
     told = [_plain(line) for line in output.splitlines()]
-    return "\n".join([line for line in told if line][-lines:]) or f"(nothing was printed; {path})"
+    return "\n".join([line for line in told if line][-15:]) or f"(nothing was printed; {path})"
 
 
 def _plain(line: str) -> str:

@@ -167,9 +167,9 @@ def cut_text(text: str, limit: int = ROW_BYTES) -> str:
     return encoded[: limit - 3].decode("utf-8", "ignore") + "..."
 
 
-def row_text(batch: pa.RecordBatch, index: int, limit: int = ROW_BYTES) -> str:
+def row_text(batch: pa.RecordBatch, index: int) -> str:
     """One row as a person reads it in an error, whatever is in it."""
-    return short_repr(shown_row(batch, index), limit)
+    return short_repr(shown_row(batch, index), ROW_BYTES)
 
 
 def shown_row(batch: pa.RecordBatch, index: int) -> dict[str, object]:

@@ -55,12 +55,10 @@ class StateRows:
 
     Args:
         reader: of the files that the manifest names.
-        directory: for databases; None = where temporary files go.
     """
 
-    def __init__(self, reader: SnapshotReader, directory: Path | None = None) -> None:
+    def __init__(self, reader: SnapshotReader) -> None:
         self._reader = reader
-        self._directory = directory
         self._scratch: Path | None = None
         self._numbers = count()
         self._opened: _Opened | None = None
@@ -133,7 +131,7 @@ class StateRows:
             return opened.database
         self._close_database()
         if self._scratch is None:
-            self._scratch = Path(tempfile.mkdtemp(prefix="penstock-state-", dir=self._directory))
+            self._scratch = Path(tempfile.mkdtemp(prefix="penstock-state-"))
         path = self._scratch / str(next(self._numbers))
         scope = Scope(wanted, state.max_parallelism, NUMPY_KEY_LOOPS)
         is_whole = wanted == piece.key_groups

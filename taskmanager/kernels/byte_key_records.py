@@ -35,12 +35,11 @@ class ByteKeyRecords(KeyRecords):
         types: Sequence[pa.DataType],
         template: Int64Array,
         *,
-        capacity: int,
         index_column: int,
     ) -> None:
         self._arena: ByteArray = np.empty(0, dtype=np.uint8)
         self._is_arena_lent = False
-        super().__init__(kernels, types, template, capacity=capacity, index_column=index_column)
+        super().__init__(kernels, types, template, index_column=index_column)
 
     @override
     def find(self, keys: KeyBatch) -> Int64Array:

@@ -85,7 +85,6 @@ class RecordTable:
 
     Args:
         accumulators: what to keep per key; may be empty with an index.
-        capacity: keys to make room for at once; the table grows by itself.
         with_index: gives every key a dense index (see ``lookup_or_insert``).
         with_versions: keeps in every record when it was changed last (``seal``).
         kernels: implementation, for tests; by default that of the process.
@@ -99,7 +98,6 @@ class RecordTable:
         key_types: Sequence[pa.DataType],
         accumulators: Sequence[AccumulatorKind],
         *,
-        capacity: int = 0,
         with_index: bool = False,
         with_versions: bool = False,
         kernels: Kernels | None = None,
@@ -115,9 +113,7 @@ class RecordTable:
         if with_versions:
             template[version_column] = NO_VERSION
         template[self._first :] = [kind.initial_word for kind in self.kinds]
-        self._slots = table_class(
-            self._kernels, key_types, template, capacity=capacity, index_column=index_column
-        )
+        self._slots = table_class(self._kernels, key_types, template, index_column=index_column)
         self._versions: RecordVersions | None = None
         self._lock: AbstractContextManager[object] = nullcontext()
         if with_versions:

@@ -70,7 +70,6 @@ class KeyRecords(ABC):
         types: Sequence[pa.DataType],
         template: Int64Array,
         *,
-        capacity: int,
         index_column: int,
     ) -> None:
         self.kernels = kernels
@@ -80,7 +79,7 @@ class KeyRecords(ABC):
         self.state: Int64Array = np.zeros(STATE_WORDS, dtype=np.int64)
         self._free: Int64Array = np.empty(0, dtype=np.int64)
         self.load_percent = LOAD_PERCENT
-        self._initial_capacity = _capacity_for(capacity)
+        self._initial_capacity = _capacity_for(0)
         self.records = self._empty_records(self._initial_capacity)
         self._occupied: Int64Array | None = None
         self._common_order = 0

@@ -28,16 +28,12 @@ _COUNT = struct.Struct("<q")
 
 
 class WatermarkState:
-    """The watermark of an operator, as it is kept.
+    """The watermark of an operator, as it is kept."""
 
-    Args:
-        context: with the restored lists.
-    """
-
-    def __init__(self, context: OperatorContext, name: str = "watermark") -> None:
+    def __init__(self, context: OperatorContext) -> None:
         self._key_groups = context.state.key_groups
         self._max_parallelism = context.state.max_parallelism
-        self._list = context.operator_state.list(name, UNION)
+        self._list = context.operator_state.list("watermark", UNION)
         self._list.codec = "watermark/1"
 
     def ranges(self) -> RangeWatermarks:

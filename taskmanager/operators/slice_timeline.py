@@ -50,11 +50,6 @@ class SliceTimeline:
         self.watermark_ms = watermark_ms
         self._live = sorted(live)
 
-    @property
-    def live(self) -> tuple[int, ...]:
-        """Starts of the live slices, ascending."""
-        return tuple(self._live)
-
     def is_live(self, start: int) -> bool:
         """True where the slice has rows."""
         index = bisect_left(self._live, start)

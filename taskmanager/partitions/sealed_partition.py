@@ -47,11 +47,6 @@ class SealedPartition(ReadablePartition):
         self.index = index
         self._directory = directory
 
-    @property
-    def subpartition_count(self) -> int:
-        """How many consumers the partition was made for."""
-        return len(self.index.subpartitions)
-
     @override
     def view(
         self, index: int, first_row: int, on_unavailable: Refusal, reader_attempt: int = 0

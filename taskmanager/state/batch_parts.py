@@ -40,10 +40,9 @@ def in_parts(
 def in_parts_with(
     batches: Iterable[pa.RecordBatch],
     sequences: Iterable[Int64Array],
-    bytes_max: int,
     rows_max: int = _ANY_NUMBER,
 ) -> Iterator[tuple[list[pa.RecordBatch], list[Int64Array]]]:
-    """The same, with the sequence of the rows of each batch."""
+    """The same of up to ``PART_BYTES``, with the sequence of the rows of each batch."""
     remaining = iter(sequences)
-    for part in in_parts(batches, bytes_max, rows_max):
+    for part in in_parts(batches, PART_BYTES, rows_max):
         yield part, [next(remaining) for _ in part]

@@ -85,7 +85,3 @@ class OperatorStateStore:
             for name, held in self._lists.items()
             if held.items
         ]
-
-    def size_bytes(self) -> int:
-        """Size of all items."""
-        return sum(len(item) for held in self._lists.values() for item in held.items)

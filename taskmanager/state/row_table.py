@@ -22,7 +22,7 @@ from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array, plain_array, value_type
 from penstock.storage.run_columns import KEY_GROUP_FIELD, ROW_KEYS, SEQUENCE
-from taskmanager.state.batch_parts import PART_BYTES, in_parts_with
+from taskmanager.state.batch_parts import in_parts_with
 from taskmanager.state.keyed_rows import SEGMENT_BATCH_ROWS, checked_rows
 from taskmanager.state.snapshot_table import RestoredPart, SealedTable
 from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, concatenated_array
@@ -192,7 +192,7 @@ def _sealed_rows(
         arrays = [pa.array(groups), pa.array(sequence), *map(plain_array, batch.columns)]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    for some, places in in_parts_with(batches, sequences, PART_BYTES):
+    for some, places in in_parts_with(batches, sequences):
         yield from _sorted_by_key_group(list(map(stored, some, places)))
 
 

@@ -1,9 +1,9 @@
 """What states take, for metrics (pure).
 
 Example: of many states only the largest are told apart.
-    >>> largest({"a": 1, "b": 5, "c": 2}, at_most=2)
+    >>> largest({"a": 1, "b": 5, "c": 2}, STATES_MAX=2)
     {'b': 5, 'others': 3}
-    >>> largest({"a": 1, "b": 5}, at_most=2)
+    >>> largest({"a": 1, "b": 5}, STATES_MAX=2)
     {'a': 1, 'b': 5}
 """
 
@@ -47,13 +47,13 @@ class StateSizes:
     database: DatabaseSizes | None = None
 
 
-def largest(sizes: Mapping[str, int], at_most: int = STATES_MAX) -> Mapping[str, int]:
+def largest(sizes: Mapping[str, int]) -> Mapping[str, int]:
     """The sizes, as many of them as there may be, and of the rest the sum."""
-    if len(sizes) <= at_most:
+    if len(sizes) <= STATES_MAX:
         return sizes
     ranked = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
-    kept = dict(ranked[: at_most - 1])
-    return kept | {OTHERS: sum(size for _, size in ranked[at_most - 1 :])}
+    kept = dict(ranked[: STATES_MAX - 1])
+    return kept | {OTHERS: sum(size for _, size in ranked[STATES_MAX - 1 :])}
 
 
 def note_sizes(gauges: internal_pb2.SubtaskGauges, backends: Iterable[StateSizes]) -> None:

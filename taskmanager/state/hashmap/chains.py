@@ -107,10 +107,8 @@ def base_length(chain: Chain) -> int:
     return sum(1 for segment in chain if segment.from_version == 0)
 
 
-def sparse_file(
-    sizes: dict[str, int], chains: Sequence[Chain], live_percent_min: int = 50
-) -> str | None:
-    """The file of which the smallest part is still referred to, if that is less than the limit.
+def sparse_file(sizes: dict[str, int], chains: Sequence[Chain]) -> str | None:
+    """The file of which the smallest part is still referred to, if that is less than half.
 
     Args:
         sizes: size of each file in bytes.
@@ -120,7 +118,7 @@ def sparse_file(
     for chain in chains:
         for segment in chain:
             live[segment.file] += segment.size_bytes
-    sparse = [name for name in sizes if 0 < live[name] * 100 < sizes[name] * live_percent_min]
+    sparse = [name for name in sizes if 0 < live[name] * 2 < sizes[name]]
     return min(sparse, key=lambda name: live[name] / sizes[name], default=None)
 
 

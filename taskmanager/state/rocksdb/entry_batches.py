@@ -95,15 +95,6 @@ def concat_entries(parts: Sequence[SstEntries]) -> SstEntries:
     return SstEntries(keys, concat_strings([part.values for part in parts]), deleted)
 
 
-def take_rows(rows: Rows, chosen: Int64Array) -> Rows:
-    """Some of the records."""
-    return Rows(
-        rows.keys.take(chosen),
-        [values[chosen] for values in rows.accumulators],
-        [None if valid is None else valid[chosen] for valid in rows.validity],
-    )
-
-
 def sorted_entries(
     partition: int, rows: Rows, max_parallelism: int, loops: KeyLoops
 ) -> Iterator[SstEntries]:

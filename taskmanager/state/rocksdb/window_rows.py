@@ -26,7 +26,7 @@ from penstock.storage.entries.row_values import check_storable, decoded_values, 
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array
 from taskmanager.kernels.backend import kernels as process_kernels
-from taskmanager.state.batch_parts import PART_BYTES, in_parts_with
+from taskmanager.state.batch_parts import in_parts_with
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.partitions import Partition
 from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Sealed, SpilledTable
@@ -143,7 +143,7 @@ class StoredRowTable(RowTable, SpilledTable):
         self, batches: list[pa.RecordBatch], sequences: list[Int64Array]
     ) -> list[SstEntries]:
         """Rows as entries, in parts that are each sorted; on any thread."""
-        parts = in_parts_with(batches, sequences, PART_BYTES, _WRITTEN_ROWS)
+        parts = in_parts_with(batches, sequences, _WRITTEN_ROWS)
         return list(starmap(self.entries_of, parts))
 
     def entries_of(self, batches: list[pa.RecordBatch], sequences: list[Int64Array]) -> SstEntries:

@@ -16,8 +16,8 @@ from typing_extensions import override
 
 import penstock as ps
 import penstock.testing as pt
-from taskmanager.state import row_table, value_log, wide_columns
-from taskmanager.state.rocksdb import database_store, memory_shares, spilled_table, window_rows
+from taskmanager.state import batch_parts, row_table, value_log, wide_columns
+from taskmanager.state.rocksdb import database_store, memory_shares, spilled_table
 from taskmanager.state.row_table import concatenated
 from taskmanager.state.value_log import GroupedLog, ValueLog
 from taskmanager.state.value_words import ValueWords
@@ -185,7 +185,7 @@ def test_parts_of_a_database_are_as_small_as_they_must_be(
     expected = outcome(OPERATORS[name], "hashmap")
     monkeypatch.setattr(database_store, "SCAN_BYTES", 100)
     monkeypatch.setattr(spilled_table, "PART_BYTES", 100)
-    monkeypatch.setattr(window_rows, "PART_BYTES", 100)
+    monkeypatch.setattr(batch_parts, "PART_BYTES", 100)
     monkeypatch.setattr(memory_shares, "CACHE_BYTES_MIN", 1 << 12)
     assert (
         outcome(OPERATORS[name], "rocksdb", {"taskmanager.memory.managed.size": "16kb"}) == expected
