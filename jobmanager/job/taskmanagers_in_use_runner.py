@@ -1,11 +1,13 @@
 """Tells the next JobManager which TaskManagers run a job's attempts, so that it knows whom to wait for.
 
-Nobody waits for it: what the next one does not know of, it begins again.
+Attempts are deployed behind that: what the next one does not know of, it begins again. Storage that does not answer holds
+them up for a short time only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
@@ -16,6 +18,7 @@ from jobmanager.stores.job_store import JobStore
 from penstock.errors import StreamError
 
 _LANE: Final = "taskmanagers in use"
+_PATIENCE_S: Final = 2.0
 
 
 class TaskManagersInUseRunner:
@@ -41,6 +44,9 @@ class TaskManagersInUseRunner:
         self._cluster = cluster
         self._jobs = jobs
         self._in_order = in_order
+        self._under_way = 0
+        self._are_noted = asyncio.Event()
+        self._are_noted.set()
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
 
     def note(self, taskmanager_ids: Iterable[str]) -> None:
@@ -49,6 +55,8 @@ class TaskManagersInUseRunner:
         if jobs is None or addresses.keys() == self._noted:
             return
         self._noted = frozenset(addresses)
+        self._under_way += 1
+        self._are_noted.clear()
 
         async def note() -> None:
             try:
@@ -56,5 +64,15 @@ class TaskManagersInUseRunner:
             except StreamError as error:
                 self._noted = frozenset()
                 self._log.warning("taskmanagers.not_noted", reason=str(error))
+            finally:
+                self._under_way -= 1
+                if not self._under_way:
+                    self._are_noted.set()
 
         self._in_order(_LANE, note)
+
+    async def until_noted(self) -> None:
+        """Waits until all are noted, or could not be; not for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._are_noted.wait()
