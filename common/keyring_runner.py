@@ -16,7 +16,7 @@ _LOOK_INTERVAL_S: Final = 1.0
 
 @contextmanager
 def refreshed(keyring: Keyring) -> Iterator[None]:
-    """For the time of the block; a change is in force within a second, and logged without what is in the file."""
+    """For the time of the block; a change is in force within two seconds, and logged without what is in the file."""
     is_over = threading.Event()
     _start(keyring, is_over, get_logger(__name__))
     try:
@@ -37,15 +37,23 @@ def _start(keyring: Keyring, is_over: threading.Event, log: Any) -> None:
 
 
 def _follow(keyring: Keyring, is_over: threading.Event, log: Any) -> None:
-    while not is_over.wait(_LOOK_INTERVAL_S):
-        has_changed, unusable = False, ""
-        try:
-            has_changed = keyring.refresh()
-        except ConfigurationError as error:
-            unusable = f"{error}; what was read before is used"
-        if log is None:
-            continue
-        if unusable:
-            log.error("token.file_unusable", reason=unusable)
-        elif has_changed:
-            log.info("token.changed", token_file=keyring.place, count=keyring.count)
+    while True:
+        _look(keyring, log)
+        if is_over.wait(_LOOK_INTERVAL_S):
+            return
+
+
+def _look(keyring: Keyring, log: Any) -> None:
+    has_changed, unusable = False, ""
+    try:
+        has_changed = keyring.refresh()
+    except ConfigurationError as error:
+        unusable = f"{error}; what was read before is used"
+    except Exception as error:  # noqa: BLE001 - whatever it is, the next look may go well
+        unusable = f"{type(error).__name__}: {error}; what was read before is used"
+    if log is None:
+        return
+    if unusable:
+        log.error("token.file_unusable", reason=unusable)
+    elif has_changed:
+        log.info("token.changed", token_file=keyring.place, count=keyring.count)

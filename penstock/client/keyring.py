@@ -1,13 +1,15 @@
 """The tokens that a process takes from others, and the one that it shows them; they change while it runs.
 
 A token is exchanged as a certificate is: the file holds several, one a line; the first one is shown, each of them lets in.
-What cannot be used (a file that is empty, half of one, one that others can read) leaves in force what was read before.
+What cannot be used (a file that is empty, half of one, one that others can read) leaves in force what was read before,
+and so does a file that is being written: a change counts when it is a second old, or the same at the next look.
 """
 
 from __future__ import annotations
 
 import hmac
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -19,6 +21,7 @@ from penstock.errors import ConfigurationError
 
 _LENGTH_MIN: Final = 8
 _COUNT_MAX: Final = 8
+_SETTLED_NS: Final = 1_000_000_000
 _PEM: Final = "-----BEGIN"
 _State = tuple[int, int, int, int]
 _NO_FILE: Final = (0, 0, 0, 0)
@@ -46,6 +49,10 @@ class Keyring:
         self.path = None if path is None else path.absolute()
         self.older_count = 0
         self._state: _State | None = None
+        """Of the file when it was read; None = not yet."""
+        self._seen: _State | None = None
+        """As of the last look."""
+        self._told = ""
         self._refreshing = threading.Lock()
 
     @classmethod
@@ -56,7 +63,7 @@ class Keyring:
             ConfigurationError: it cannot be read, others can read it, or it holds no usable token.
         """
         keyring = cls((), path)
-        keyring.refresh()
+        keyring._take(path, _look(path))
         return keyring
 
     def __bool__(self) -> bool:
@@ -97,13 +104,14 @@ class Keyring:
         return is_known
 
     def refresh(self) -> bool:
-        """Reads the file where it has changed.
+        """Looks at the file, and reads it where it has changed and nobody is writing it.
 
         Returns:
             Whether other tokens are in force.
 
         Raises:
-            ConfigurationError: it has changed and cannot be used; said once for each state of it.
+            ConfigurationError: it has changed and cannot be used; one reason is said once. Where it could not be read, it
+                is tried again at the next look.
         """
         if self.path is None:
             return False
@@ -111,16 +119,30 @@ class Keyring:
             return self._refresh(self.path)
 
     def _refresh(self, path: Path) -> bool:
-        state = _look(path)
+        state, before = _look(path), self._tokens
+        is_settled, self._seen = state == self._seen or _is_old(state), state
         if state == self._state:
+            self._told = ""
             return False
-        self._state = state
+        if not is_settled:
+            return False
+        try:
+            self._take(path, state)
+        except ConfigurationError as error:
+            if str(error) == self._told:
+                return False
+            self._told = str(error)
+            raise
+        return before != self._tokens
+
+    def _take(self, path: Path, state: _State) -> None:
         origin = f"the token file {path}"
-        tokens = parse_tokens(read_secret(path, origin), origin)
+        text = read_secret(path, origin)
+        self._state = state  # what is wrong with it now stays so until it changes
+        tokens = parse_tokens(text, origin)
         if not tokens:
             raise ConfigurationError(f"{origin} is empty: write a secret into it")
-        before, self._tokens = self._tokens, _encoded(tokens)
-        return before != self._tokens
+        self._tokens, self._told = _encoded(tokens), ""
 
 
 Token: TypeAlias = str | Keyring
@@ -146,11 +168,12 @@ def parse_tokens(text: str, origin: str) -> tuple[str, ...]:
         ('the-new-token', 'the-old-token')
     """
     tokens = tuple(line.strip() for line in text.splitlines() if line.strip())
-    if len(tokens) > _COUNT_MAX or any(map(_is_unusable, tokens)):
+    is_other_text = len(tokens) > 1 and any(map(_is_prose, tokens))
+    if len(tokens) > _COUNT_MAX or is_other_text or any(map(_is_unusable, tokens)):
         raise ConfigurationError(
             f"{origin} holds no usable secret: at least {_LENGTH_MIN} printable ASCII characters "
             "on one line, for example the output of `openssl rand -hex 32`; while it is exchanged, up to "
-            f"{_COUNT_MAX} of them, one a line, of which the first one is shown to others"
+            f"{_COUNT_MAX} of them, one a line without spaces or comments, of which the first one is shown to others"
         )
     return tokens
 
@@ -164,8 +187,18 @@ def _is_unusable(token: str) -> bool:
     )
 
 
+def _is_prose(line: str) -> bool:
+    """A comment, or a line of a file that was named by mistake; a single token may have been like that all along."""
+    return line.startswith("#") or len(line.split()) > 1
+
+
 def _encoded(tokens: Sequence[str]) -> tuple[bytes, ...]:
     return tuple(token.encode() for token in tokens) or (b"",)
+
+
+def _is_old(state: _State) -> bool:
+    """Nobody has touched the file for a while, by the clock of its file system."""
+    return state != _NO_FILE and time.time_ns() - state[-1] > _SETTLED_NS
 
 
 def _look(path: Path) -> _State:

@@ -5,11 +5,14 @@ Method: a keyring and its file, step by step.
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from threading import Event
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from common import keyring_runner
 from common.daemon_metrics import TokenCollector
 from penstock.client.credentials import load_token, token_metadata
 from penstock.client.keyring import Keyring, keyring_of, parse_tokens
@@ -33,6 +36,11 @@ def write(path: Path, *tokens: str) -> None:
     beside.rename(path)
 
 
+def refreshes(keyring: Keyring) -> bool:
+    """Two looks: what is new counts when it is the same at the second one."""
+    return keyring.refresh() or keyring.refresh()
+
+
 def taken(keyring: Keyring) -> list[str]:
     return [token for token in (OLD, NEW) if keyring.accepts(token)]
 
@@ -46,8 +54,8 @@ def test_a_token_is_exchanged_in_three_steps(path: Path) -> None:
     ]
     for tokens, shown, accepted in steps:
         write(path, *tokens)
-        assert keyring.refresh()
-        assert not keyring.refresh()
+        assert refreshes(keyring)
+        assert not refreshes(keyring)
         assert (keyring.shown, taken(keyring), keyring.count) == (shown, accepted, len(tokens))
         assert token_metadata(keyring) == (("authorization", f"Bearer {shown}"),)
 
@@ -61,8 +69,10 @@ def test_a_token_is_exchanged_in_three_steps(path: Path) -> None:
         f"{NEW}\nshort\n",
         "-----BEGIN PRIVATE KEY-----\n" + "a" * 64,
         f"{NEW}\n" * 9,
+        f"# {NEW}\n{NEW}\n",
+        f"security.token: {NEW}\ntaskmanager.slots: 4\n",
     ],
-    ids=["empty", "blank", "cut off", "one cut off", "a key", "too many"],
+    ids=["empty", "blank", "cut off", "one cut off", "a key", "too many", "commented", "another's"],
 )
 def test_what_cannot_be_used_leaves_what_was_read_and_is_said_once(
     path: Path, content: str
@@ -70,12 +80,12 @@ def test_what_cannot_be_used_leaves_what_was_read_and_is_said_once(
     keyring = load_token(str(path))
     path.write_text(content)
     with pytest.raises(ConfigurationError, match="the token file") as caught:
-        keyring.refresh()
+        refreshes(keyring)
     assert NEW not in str(caught.value)
-    assert not keyring.refresh()
+    assert not refreshes(keyring)
     assert taken(keyring) == [OLD]
     write(path, NEW)
-    assert keyring.refresh()
+    assert refreshes(keyring)
     assert taken(keyring) == [NEW]
 
 
@@ -83,15 +93,61 @@ def test_a_file_that_is_gone_or_that_others_can_read_changes_nothing(path: Path)
     keyring = load_token(str(path))
     path.unlink()
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        keyring.refresh()
+        refreshes(keyring)
     path.write_text(NEW)
     path.chmod(0o644)
     with pytest.raises(ConfigurationError, match="other users"):
-        keyring.refresh()
+        refreshes(keyring)
     assert taken(keyring) == [OLD]
     path.chmod(0o600)
     # Nothing but its mode is another.
+    assert refreshes(keyring)
+
+
+def test_a_file_that_is_being_written_counts_when_it_is_whole(path: Path) -> None:
+    keyring = load_token(str(path))
+    path.write_text(NEW[:-1])
+    assert not keyring.refresh()
+    path.write_text(f"{NEW}\n")
+    assert not keyring.refresh()
+    assert taken(keyring) == [OLD]
     assert keyring.refresh()
+    assert taken(keyring) == [NEW]
+
+
+def test_a_file_that_could_not_be_read_is_read_again_and_said_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyring = load_token(str(path))
+    write(path, NEW)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", _stale)
+        with pytest.raises(ConfigurationError, match="Stale"):
+            refreshes(keyring)
+        assert not refreshes(keyring)
+    assert keyring.refresh()
+    assert taken(keyring) == [NEW]
+
+
+def _stale(path: Path, *_: object) -> None:
+    raise OSError(errno.ESTALE, "Stale file handle", str(path))
+
+
+def test_nothing_that_goes_wrong_ends_the_looks(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keyring, looks = load_token(str(path)), Event()
+    monkeypatch.setattr(keyring_runner, "_LOOK_INTERVAL_S", 0.001)
+
+    def fail() -> bool:
+        if keyring.older_count:
+            looks.set()
+        keyring.older_count += 1
+        raise MemoryError
+
+    monkeypatch.setattr(keyring, "refresh", fail)
+    with keyring_runner.refreshed(keyring):
+        assert looks.wait(10)
 
 
 def test_who_shows_an_older_token_is_counted(path: Path) -> None:
