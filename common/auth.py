@@ -7,6 +7,7 @@ with a token answers no call without it.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -138,7 +139,22 @@ class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):
     async def intercept_unary_unary(
         self, continuation: Any, client_call_details: Any, request: Any
     ) -> Any:
-        return await continuation(_authorized(client_call_details, self._token), request)
+        further = keyring_of(self._token).further
+        call = await continuation(_authorized(client_call_details, self._token), request)
+        while further and await _code_of(call) is grpc.StatusCode.UNAUTHENTICATED:
+            # While tokens are exchanged: who has not read the new one yet has an older one.
+            older, *further = further
+            call = await continuation(_authorized(client_call_details, older), request)
+        return call
+
+
+async def _code_of(call: Any) -> grpc.StatusCode:
+    try:
+        code: grpc.StatusCode = await call.code()
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+    return code
 
 
 class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):

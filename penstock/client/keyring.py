@@ -91,6 +91,11 @@ class Keyring:
         return self._tokens[0].decode()
 
     @property
+    def further(self) -> list[str]:
+        """Those that let in besides the one to show."""
+        return [token.decode() for token in self._tokens[1:]]
+
+    @property
     def text(self) -> str:
         """All of them, as ``parse_tokens`` takes them."""
         return b"\n".join(self._tokens).decode()

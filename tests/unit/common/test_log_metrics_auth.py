@@ -235,3 +235,32 @@ def test_only_the_token_lets_in(theirs: str, is_let_in: bool) -> None:
             await server.stop(0)
 
     asyncio.run(work())
+
+
+def test_who_has_only_an_older_token_is_shown_that_one_too() -> None:
+    async def work() -> None:
+        server = make_server(Keyring(["the-old-one"]))
+        internal_pb2_grpc.add_TaskManagerInternalServicer_to_server(Service(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+
+        async def call(*tokens: str) -> None:
+            channel = grpc.aio.insecure_channel(
+                f"127.0.0.1:{port}", interceptors=token_client_interceptors(Keyring(tokens))
+            )
+            stub: Any = internal_pb2_grpc.TaskManagerInternalStub(channel)
+            try:
+                await stub.FreeSlots(internal_pb2.FreeSlotsRequest(), timeout=DEADLINE_S)
+            finally:
+                await channel.close()
+
+        try:
+            await call("the-new-one", "the-old-one")
+            for wrong in (["the-new-one", "another-one"], ["the-new-one"]):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call(*wrong)
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        finally:
+            await server.stop(0)
+
+    asyncio.run(work())
