@@ -142,6 +142,7 @@ class TaskManagerAssembly:
             site.logs / f"{ROLE}-{site.taskmanager_id}-partition-server.log",
             self._forkserver,
             self._clock,
+            site.keyring,
         )
         self._client = JobManagerClient(
             site.jobmanagers, site.keyring, config.rpc_timeout_ms / 1000, site.tls
@@ -451,8 +452,6 @@ def _partition_server_configuration(site: TaskManagerSite) -> internal_pb2.SlotC
         tcp_bind_host=config.taskmanager_bind_host,
         tcp_advertised_host=config.taskmanager_host,
         config=config.to_mapping(),
-        token=site.keyring.text,
-        token_path=site.keyring.place,
         spill_directory=str(site.spill),
     )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from common.clock import Clock
 from common.log import get_logger
 from common.pb import internal_pb2
+from penstock.client.keyring import Token, keyring_of
 from penstock.errors import StreamError, TaskFailure
 from taskmanager.processes.exit_cause import log_tail
 from taskmanager.processes.fork_protocol import ProcessKind
@@ -45,6 +46,7 @@ class HelperProcessRunner:
         configuration: what it is told: its name, its addresses and what it needs besides.
         log_file: takes what it prints.
         clock: measures how long it has lived.
+        token: what each one is told as it starts; "" = none.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class HelperProcessRunner:
         log_file: Path,
         forkserver: ForkserverRunner,
         clock: Clock,
+        token: Token = "",
     ) -> None:
         self._kind = kind
         self._event = kind.replace(" ", "_")
@@ -62,6 +65,7 @@ class HelperProcessRunner:
         self._log_file = log_file
         self._forkserver = forkserver
         self._clock = clock
+        self._keyring = keyring_of(token)
         self.process: HelperProcess | None = None
         """It, None while there is none."""
         self._endpoint: internal_pb2.DataEndpoint | None = None
@@ -141,6 +145,8 @@ class HelperProcessRunner:
             os.close(log)
 
     async def _configure(self, process: HelperProcess) -> internal_pb2.DataEndpoint:
+        self._configuration.token = self._keyring.text
+        self._configuration.token_path = self._keyring.place
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 await process.channel.send(internal_pb2.SlotCommand(configure=self._configuration))

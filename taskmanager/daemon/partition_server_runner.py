@@ -8,6 +8,7 @@ from pathlib import Path
 from common.clock import Clock
 from common.log import get_logger
 from common.pb import internal_pb2
+from penstock.client.keyring import Token
 from taskmanager.daemon.helper_process_runner import HelperProcessRunner
 from taskmanager.processes.fork_protocol import ProcessKind
 from taskmanager.processes.forkserver_runner import ForkserverRunner
@@ -16,7 +17,7 @@ from taskmanager.processes.forkserver_runner import ForkserverRunner
 class PartitionServerRunner(HelperProcessRunner):
     """Keeps one partition server running.
 
-    Args: as of ``HelperProcessRunner``; its configuration has the spill directory and the token.
+    Args: as of ``HelperProcessRunner``; its configuration has the spill directory.
     """
 
     def __init__(
@@ -25,8 +26,10 @@ class PartitionServerRunner(HelperProcessRunner):
         log_file: Path,
         forkserver: ForkserverRunner,
         clock: Clock,
+        token: Token,
     ) -> None:
-        super().__init__(ProcessKind.PARTITION_SERVER, configuration, log_file, forkserver, clock)
+        kind = ProcessKind.PARTITION_SERVER
+        super().__init__(kind, configuration, log_file, forkserver, clock, token)
 
     async def release(self, job_id: str, partitions: Sequence[internal_pb2.PartitionId]) -> None:
         """Tells the server that partitions have been removed; empty = all of the job."""

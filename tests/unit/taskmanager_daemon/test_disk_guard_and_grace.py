@@ -154,7 +154,7 @@ def test_what_a_disk_does_not_let_go_is_dropped_later(small_disk: Path) -> None:
     one = PartitionId("e0", "v0", 0, 0)
     is_registered = False
     server = PartitionServerRunner(
-        internal_pb2.SlotConfiguration(), Path(), cast("ForkserverRunner", None), SystemClock()
+        internal_pb2.SlotConfiguration(), Path(), cast("ForkserverRunner", None), SystemClock(), ""
     )
     keeper = PartitionKeeper(
         directory=small_disk,
