@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +101,22 @@ def _unfinished_jobs(local: LocalCluster) -> list[dict[str, Any]] | None:
     """What runs as the cluster is stopped; None where no JobManager says so soon."""
     if not any(one.alive and one.role == "jobmanager" for one in local.daemons()):
         return []
+    deadline = time.monotonic() + _ASK_TIMEOUT_S
     timeouts_s = dict.fromkeys(
         ("connect_timeout_s", "call_timeout_s", "leader_timeout_s"), _ASK_TIMEOUT_S
     )
     try:
         with local.client(**timeouts_s) as client:
-            running = [one.job_id for one in client.jobs() if not one.ended_at_ms][:_ASKED_MAX]
-            return [details_fields(client.job(job_id)) for job_id in running]
-    except StreamError:
+            jobs = []
+            for one in [one for one in client.jobs() if not one.ended_at_ms][:_ASKED_MAX]:
+                if time.monotonic() > deadline:
+                    return None
+                jobs.append(details_fields(client.job(one.job_id)))
+            return jobs
+    except (
+        StreamError,
+        ValueError,
+    ):  # or it is of another version, and has states that are not known here
         return None
 
 

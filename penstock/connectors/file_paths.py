@@ -69,4 +69,5 @@ def normal_path(path: str) -> str:
 
 
 def _is_link(parts: list[str]) -> bool:
-    return Path("/" + "/".join(parts)).is_symlink()
+    # Path.is_symlink raises below a directory that may not be entered.
+    return os.path.islink("/" + "/".join(parts))  # noqa: PTH114

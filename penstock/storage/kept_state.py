@@ -81,10 +81,9 @@ def _found_in(uri: str) -> list[KeptSavepoint]:
     """The one savepoint that is there, or none."""
     store = open_store(uri)
     try:
-        parts = store.first_parts()
+        return [_kept(uri, store)] if looks_like_savepoint(store.first_parts()) else []
     except StoreNotFound:
-        return []  # an object
-    return [_kept(uri, store)] if looks_like_savepoint(parts) else []
+        return []  # an object, or it has been disposed of meanwhile
 
 
 def _kept(uri: str, store: ObjectStore) -> KeptSavepoint:

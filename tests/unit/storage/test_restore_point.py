@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import zlib
 from pathlib import Path
 
@@ -174,6 +175,22 @@ def test_a_savepoint_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
     assert f"{tmp_path}/others/manifest cannot be " in found["others"].problem
     with pytest.raises(StoreTransient, match="circle cannot be listed"):
         list_savepoints(str(tmp_path / "circle"))
+
+
+def test_a_savepoint_that_goes_while_it_is_read_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("going", "whole"):
+        write_savepoint(tmp_path / name)
+    get = LocalStore.get
+
+    def disposed_of(store: LocalStore, path: str) -> bytes:
+        if store.root.name == "going":
+            shutil.rmtree(tmp_path / "going", ignore_errors=True)
+        return get(store, path)
+
+    monkeypatch.setattr(LocalStore, "get", disposed_of)
+    assert [Path(one.path).name for one in list_savepoints(str(tmp_path))] == ["whole"]
 
 
 def test_a_checkpoint_that_is_not_kept_any_more(tmp_path: Path) -> None:

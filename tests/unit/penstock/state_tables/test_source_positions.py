@@ -317,3 +317,14 @@ def test_rows_are_taken_as_they_are_or_refused(
         return
     held = checkpoint_pb2.OperatorSnapshot(splits=split_snapshots(positions, "here"))
     assert splits_batch(held, 0).drop_columns("subtask").to_pylist() == wanted
+
+
+def test_what_cannot_be_looked_at_is_not_there(here: Path) -> None:
+    """As below a directory that may not be entered; a name that is too long stands for it, since root may enter all."""
+    job = reading("../in")
+    old, new = graph_of(job), graph_of(job)
+    assert old is not None
+    assert new is not None
+    source_of(old).path = f"{here}/{'x' * 300}/../in"
+    adopt_paths(new, checkpoint_pb2.CheckpointManifest(vertices=fingerprint(old)))
+    assert source_of(new).path == f"{here}/in"
