@@ -193,8 +193,8 @@ class DispatcherRunner:
         job = describe(job_id, graph, self._config, self._artifacts, self._cluster.facts)
         if start is not None:
             check_takes_checkpoints(job)
-        await self._checks.check_shared_spill(job, self._cluster.partitions.shared)
         await self.check_storage()
+        await self._checks.check_shared_spill(job, self._cluster.partitions.shared)
         await self._checks.check_directory(job)
         if job_id in self.jobs:  # it has come once more meanwhile
             return

@@ -132,8 +132,8 @@ class KnownJobs(dict[str, KnownJob]):
         return None
 
     def claimant(self, uri: str) -> str | None:
-        """The job that was started from what lies there, and has claimed it; None = none is known."""
-        claimed = (job_id for job_id, job in self.items() if job.record.claimed() == uri)
+        """The job that was started from what lies there, and has claimed it; None = none is known. Any thread may ask."""
+        claimed = (job_id for job_id, job in tuple(self.items()) if job.record.claimed() == uri)
         return next(claimed, None)
 
     def running(self) -> Iterator[tuple[str, JobMasterRunner]]:

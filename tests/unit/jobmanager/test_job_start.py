@@ -122,3 +122,15 @@ def test_whoever_starts_from_what_was_claimed_is_told_by_which_job(tmp_path: Pat
     claimed.claimed = False
     with pytest.raises(JobRejected, match=r"or one chk-<n> in it$"):
         asyncio.run(checks.find_start(NEW, graph))
+
+
+def test_jobs_may_come_while_a_thread_looks_for_who_has_claimed(tmp_path: Path) -> None:
+    jobs = KnownJobs(1)
+
+    def come() -> checkpoint_pb2.StartedFrom:
+        jobs[f"{len(jobs)}"] = jobs[CLAIMER]
+        return checkpoint_pb2.StartedFrom()
+
+    graph = graph_pb2.JobGraph(name="job")
+    jobs[CLAIMER] = KnownJob(JobRecord(CLAIMER, graph, None, 0, started_from=come), None)
+    assert jobs.claimant(str(tmp_path)) is None
