@@ -1,9 +1,10 @@
 """What states take, for metrics (pure).
 
 Example: of many states only the largest are told apart.
-    >>> largest({"a": 1, "b": 5, "c": 2}, STATES_MAX=2)
-    {'b': 5, 'others': 3}
-    >>> largest({"a": 1, "b": 5}, STATES_MAX=2)
+    >>> kept = largest({f"s{n}": n for n in range(1, 34)})
+    >>> len(kept), kept["s33"], kept["others"]
+    (32, 33, 3)
+    >>> largest({"a": 1, "b": 5})
     {'a': 1, 'b': 5}
 """
 
