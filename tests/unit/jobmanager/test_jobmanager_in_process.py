@@ -577,3 +577,23 @@ def test_stopping_fails_jobs_that_nobody_can_go_on_with_and_a_successor_has_a_hi
                 assert failure.message == "JobManager stopped"
 
     run(scenario)
+
+
+def test_nothing_is_made_in_shared_storage_where_jobs_cannot_be_stored(
+    cluster_of: Any, make_graph: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def is_away(_store: JobStore) -> None:
+        raise errors.StoreNotFound("the storage is away")
+
+    monkeypatch.setattr(JobStore, "check_leads", is_away)
+    shared = tmp_path / "shared"
+
+    async def scenario() -> None:
+        async with cluster_of({"taskmanager.spill.shared-dir": str(shared)}) as cluster:
+            graph = make_graph()
+            graph.edges[0].partition_type = graph_pb2.RESULT_PARTITION_TYPE_BLOCKING
+            error = await raised(cluster.submit(graph))
+            assert isinstance(error, errors.StoreNotFound)
+
+    run(scenario)
+    assert not shared.exists()
