@@ -38,10 +38,10 @@ def read_secret(path: Path, what: str) -> str:
         raise ConfigurationError(f"{what} cannot be read: {error}") from error
     if not stat.S_ISREG(status.st_mode) or len(content) > _SIZE_MAX_BYTES:
         raise ConfigurationError(f"{what} is no file with one secret in it")
-    _refuse_readable(real, status, what)
     try:
+        _refuse_readable(real, status, what)
         return content.decode()
-    except UnicodeDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{what} cannot be read: {error}") from error
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.client import secret_files
 from penstock.client.secret_files import mount_of, read_secret
 from penstock.errors import ConfigurationError
 
@@ -88,6 +89,7 @@ READ = """
 import sys
 from pathlib import Path
 from penstock.errors import ConfigurationError
+from penstock.client import secret_files
 from penstock.client.secret_files import read_secret
 try:
     print(read_secret(Path("/run/secrets/penstock-token"), "the token file").strip())
@@ -129,3 +131,14 @@ def test_secrets_of_a_container_engine(tmp_path: Path, mounted: str, is_read: bo
         assert ended.stdout == "of-the-engine\n"
     else:
         assert "can be read by other users" in ended.stdout
+
+
+def test_mounts_that_cannot_be_read_are_an_error_of_the_secret(
+    secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the process has no descriptors left."""
+    secret.chmod(0o644)
+    monkeypatch.setattr(secret_files, "_ENGINE_SECRETS", tmp_path.resolve())
+    monkeypatch.setattr(secret_files, "_MOUNTS", tmp_path / "none")
+    with pytest.raises(ConfigurationError, match="the token file cannot be read"):
+        read_secret(secret, "the token file")
