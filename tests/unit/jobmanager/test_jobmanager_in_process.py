@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
