@@ -238,7 +238,7 @@ class CheckpointWiring:
             case c.FailJob() | c.MoveTasks():
                 return [effect]
             case c.ReportCompleted() if effect.committers:
-                owing = [key.subtask for key in effect.committers]
+                owing = [key.subtask for key in effect.committers if self._commits(key)]
                 committed = self._owed.expect(effect.checkpoint.checkpoint_id, owing)
                 return [effect, *_reported(committed)]
             case c.AnswerRequest(request_id) if request_id == self._final_request:
@@ -250,6 +250,13 @@ class CheckpointWiring:
                 return []  # of an attempt that is over
             case _:
                 return [effect]
+
+    def _commits(self, key: AttemptKey) -> bool:
+        """Whether a task, or who begins in its place, has yet to commit what a checkpoint covers that is complete now."""
+        current = self._graph.current_of(key.subtask)
+        if current.state is AttemptState.FINISHED:
+            return False
+        return current.key == key or current.state is not AttemptState.RUNNING
 
     def _send(self, told: c.CheckpointCommand) -> list[WiredEffect]:
         by_taskmanager: dict[str, list[AttemptKey]] = {}

@@ -275,6 +275,8 @@ class JobCheckpointsRunner:
                 self._reports.note_aborted(effect)
             case c.ReportCompleted():
                 self._reports.note_completed(effect)
+                if self._savepoints is not None:
+                    self._savepoints.note_completed(effect.checkpoint.checkpoint_id)
             case job_effects.ReportCommitted():
                 assert self._savepoints is not None, (
                     "checkpoints are complete where there is a store"

@@ -127,8 +127,8 @@ class OperationsRunner:
         gone = set(paths)
         for operation in self.under_way():
             operation.is_taken_back = operation.is_taken_back or operation.path in gone
-        if gone:
-            await self.keep()
+        if any(operation.is_taken_back for operation in self.under_way()):
+            await self.keep()  # again, where it could not be
 
     async def keep(self) -> None:
         """Writes them all into the job's record.

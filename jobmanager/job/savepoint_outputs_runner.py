@@ -1,8 +1,8 @@
 """What becomes of the output that savepoints of one job cover: committed by the job, taken back by it, or in doubt.
 
 A savepoint is complete before that is known. It is committed when all tasks have committed a checkpoint that is not older,
-or the job is FINISHED; taken back when tasks begin again from an older checkpoint before that; in doubt when the job has
-ended in another way before either.
+or the job is FINISHED; taken back when tasks have begun again from an older checkpoint before that, and a further one is
+complete, which has some of that output; in doubt when the job has ended in another way before either.
 
 Invariant: what was found out of a savepoint stays so.
 """
@@ -22,10 +22,12 @@ class OutputFate(Enum):
     IN_DOUBT = "in doubt"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Savepoint:
     id: int
     fate: asyncio.Future[OutputFate]
+    is_behind: bool = False
+    """The job has gone back behind it: who commits what comes then commits that output once more."""
 
 
 class SavepointOutputsRunner:
@@ -45,30 +47,35 @@ class SavepointOutputsRunner:
 
     def __init__(self) -> None:
         self._savepoints: dict[str, _Savepoint] = {}
-        self._committed_id = 0
+        self._committed_id = self._completed_id = 0
         self._at_end: OutputFate | None = None
 
-    def expect(self, path: str, savepoint_id: int) -> None:
-        """One is being stored, or complete; harmless to repeat."""
-        if path in self._savepoints:
-            return
-        fate: asyncio.Future[OutputFate] = asyncio.get_running_loop().create_future()
-        self._savepoints[path] = _Savepoint(savepoint_id, fate)
-        if savepoint_id <= self._committed_id:
-            fate.set_result(OutputFate.COMMITTED)
-        elif self._at_end is not None:
-            fate.set_result(self._at_end)
+    def expect(self, path: str, savepoint_id: int, *, is_behind: bool = False) -> None:
+        """One is being stored, or complete; harmless to repeat.
+
+        Args:
+            path: of the savepoint.
+            savepoint_id: its id.
+            is_behind: the job has gone back behind it already.
+        """
+        if path not in self._savepoints:
+            fate: asyncio.Future[OutputFate] = asyncio.get_running_loop().create_future()
+            self._savepoints[path] = _Savepoint(savepoint_id, fate, is_behind)
+            self._settle()
 
     def forget(self, path: str) -> None:
         """Nobody waits for it any more."""
         self._savepoints.pop(path, None)
 
+    def note_completed(self, checkpoint_id: int) -> None:
+        """A checkpoint is complete."""
+        self._completed_id = max(self._completed_id, checkpoint_id)
+        self._settle()
+
     def note_committed(self, checkpoint_id: int) -> None:
         """Tasks have committed all output up to this checkpoint."""
         self._committed_id = max(self._committed_id, checkpoint_id)
-        for one in self._open().values():
-            if one.id <= checkpoint_id:
-                one.fate.set_result(OutputFate.COMMITTED)
+        self._settle()
 
     def note_restored(self, checkpoint_id: int) -> list[str]:
         """Tasks go on from this checkpoint: what savepoints behind it cover will be produced again.
@@ -78,15 +85,15 @@ class SavepointOutputsRunner:
         """
         behind = {path: one for path, one in self._open().items() if one.id > checkpoint_id}
         for one in behind.values():
-            one.fate.set_result(OutputFate.TAKEN_BACK)
+            one.is_behind = True
+        self.note_completed(checkpoint_id)
         return [*behind]
 
     def end(self, *, is_finished: bool) -> None:
         """The job has ended; FINISHED it has committed all."""
         at_end = OutputFate.COMMITTED if is_finished else OutputFate.IN_DOUBT
         self._at_end = self._at_end or at_end
-        for one in self._open().values():
-            one.fate.set_result(self._at_end)
+        self._settle()
 
     async def fate(self, path: str, limit_s: float | None = None) -> OutputFate | None:
         """Waits until it is known of an expected savepoint, at the latest when the job has ended.
@@ -101,6 +108,19 @@ class SavepointOutputsRunner:
         fate = self._savepoints[path].fate
         await asyncio.wait([fate], timeout=limit_s)
         return fate.result() if fate.done() else None
+
+    def _settle(self) -> None:
+        for one in self._open().values():
+            if (fate := self._fate_of(one)) is not None:
+                one.fate.set_result(fate)
+
+    def _fate_of(self, one: _Savepoint) -> OutputFate | None:
+        is_again = one.id < self._completed_id or self._at_end is OutputFate.COMMITTED
+        if one.is_behind and is_again:
+            return OutputFate.TAKEN_BACK
+        if not one.is_behind and one.id <= self._committed_id:
+            return OutputFate.COMMITTED
+        return self._at_end
 
     def _open(self) -> dict[str, _Savepoint]:
         return {path: one for path, one in self._savepoints.items() if not one.fate.done()}

@@ -45,6 +45,8 @@ from penstock.storage.savepoint import MANIFEST_PATH
 _COMMIT_LIMIT_S: Final = 30.0
 """Behind a checkpoint that is to commit what a savepoint covers: then another is asked for."""
 _WRITERS_PATIENCE_MS: Final = 10_000
+_TRIES_AT_THE_END: Final = 4
+"""What has become of a savepoint's output is noted while its job ends, for some seconds."""
 _NOT_STOPPED: Final = "the job was not stopped, and runs on"
 _NOT_STOPPED_HERE: Final = "the job was not stopped with this savepoint"
 
@@ -90,7 +92,7 @@ class SavepointsRunner:
         self._outputs = SavepointOutputsRunner()
         self.is_output_discarded = False
         self._restored_id: int | None = None
-        """The checkpoint that tasks went on from last, 0 = from nothing; None = they did not, here."""
+        """The oldest checkpoint that tasks went on from here, 0 = from nothing; None = they did not."""
         self._is_known = asyncio.Event()
         """Whether tasks that an earlier JobManager has deployed go on is known, or will never be."""
         if not seeks_attempts:
@@ -112,9 +114,10 @@ class SavepointsRunner:
         is_apart = begun.is_elsewhere or format is SavepointFormat.CANONICAL
         if begun.checkpoint_id:
             operation.checkpoint_id = begun.checkpoint_id
+            if begun.is_taken_back:
+                await self._take_back(operation.path)
             if not begun.is_committed:
-                is_taken_back = begun.is_taken_back or operation.is_taken_back
-                await self._settle_output(operation, is_apart, is_taken_back=is_taken_back)
+                await self._settle_output(operation, is_apart=is_apart)
             return
         operation.is_uploaded = begun.is_elsewhere
         kind = CheckpointKind.SAVEPOINT if is_apart else CheckpointKind.CHECKPOINT
@@ -126,8 +129,7 @@ class SavepointsRunner:
         except StreamError as error:
             await self._discard_failed(operation.path, error, is_apart=is_apart)
             raise
-        if is_apart:
-            await self._commit(operation)
+        await self._commit(operation, 0.0 if is_apart else _COMMIT_LIMIT_S)
         await self._mark(operation, is_apart=is_apart)
 
     async def _mark(self, operation: JobOperation, *, is_apart: bool) -> None:
@@ -153,7 +155,7 @@ class SavepointsRunner:
         """Removes what was written for one that its coordinator does not have complete."""
         self._outputs.forget(path)
         is_complete = False
-        if isinstance(error, JobEndsError):  # while it was stored, maybe
+        if isinstance(error, JobEndsError | StoreTransient):  # while it was stored, maybe
             await self._calls.wait_for_all(_WRITERS_PATIENCE_MS)
             is_complete = self.is_output_discarded and not is_apart
         await self._discard(path, is_complete=is_complete)
@@ -184,9 +186,13 @@ class SavepointsRunner:
             else:
                 return
 
-    async def _commit(self, operation: JobOperation) -> None:
-        """Has a checkpoint follow a savepoint at once: it commits the output that the savepoint covers."""
-        limit_s = 0.0
+    async def _commit(self, operation: JobOperation, limit_s: float) -> None:
+        """Waits until the output that a savepoint covers is committed, or will not be.
+
+        Args:
+            operation: the savepoint.
+            limit_s: behind that a checkpoint is asked for, which commits it.
+        """
         for attempt in count():
             if await self._outputs.fate(operation.path, limit_s) is not None:
                 return
@@ -198,31 +204,23 @@ class SavepointsRunner:
             else:
                 limit_s = _COMMIT_LIMIT_S
 
-    async def _settle_output(
-        self, operation: JobOperation, is_apart: bool, *, is_taken_back: bool
-    ) -> None:
+    async def _settle_output(self, operation: JobOperation, *, is_apart: bool) -> None:
         """Finds out what becomes of the output of a savepoint that is complete, though who took it does not know.
 
         Raises:
             StreamError: the job has gone back behind it, or ends, before that is committed.
         """
-        savepoint_id, path = operation.checkpoint_id, operation.path
-        if is_taken_back:
-            await self._take_back(path)
         await self._is_known.wait()
-        await self._expect(path, savepoint_id)
-        await self._commit(operation)
+        self._expect(operation)
+        await self._commit(operation, 0.0)
         await self._mark(operation, is_apart=is_apart)
 
-    async def _expect(self, path: str, savepoint_id: int) -> None:
-        """From now on what becomes of the output of one that another JobManager has taken is heard of.
-
-        Raises:
-            StreamError: the job has gone back behind it meanwhile.
-        """
-        if self._restored_id is not None and self._restored_id < savepoint_id:
-            await self._take_back(path)
-        self._outputs.expect(path, savepoint_id)
+    def _expect(self, operation: JobOperation) -> None:
+        """From now on what becomes of the output of one that another JobManager has taken is heard of."""
+        savepoint_id, restored_id = operation.checkpoint_id, self._restored_id
+        is_behind = restored_id is not None and restored_id < savepoint_id
+        is_behind = is_behind or operation.is_taken_back
+        self._outputs.expect(operation.path, savepoint_id, is_behind=is_behind)
 
     async def _take_back(self, path: str) -> NoReturn:
         await self._call_on(path, "mark_taken_back")
@@ -237,8 +235,13 @@ class SavepointsRunner:
         Returns:
             Their paths, as far as nobody has committed that output.
         """
-        self._restored_id = checkpoint_id
+        known = checkpoint_id if self._restored_id is None else self._restored_id
+        self._restored_id = min(checkpoint_id, known)
         return self._outputs.note_restored(checkpoint_id)
+
+    def note_completed(self, checkpoint_id: int) -> None:
+        """A checkpoint is complete."""
+        self._outputs.note_completed(checkpoint_id)
 
     def note_committed(self, checkpoint_id: int) -> None:
         """Tasks have committed all output up to this checkpoint."""
@@ -303,7 +306,7 @@ class SavepointsRunner:
         )
         if stopped_id and begun.checkpoint_id == stopped_id:
             operation.checkpoint_id = stopped_id
-            await self._expect(operation.path, stopped_id)
+            self._expect(operation)
             await self._mark(operation, is_apart=False)
             return
         await self._discard(operation.path, is_complete=True)
@@ -323,10 +326,13 @@ class SavepointsRunner:
                 self._log.warning("savepoint.not_marked", path=path, reason=str(error))
             else:
                 return
-            if not await self._pause(pause_s(attempt)):
+            if await self._pause(pause_s(attempt)):
+                continue
+            if attempt >= _TRIES_AT_THE_END:
                 raise StreamError(
                     f"the job has ended, and what became of the output of savepoint {path} could not be noted there"
                 )
+            await asyncio.sleep(pause_s(attempt))
 
     def begin(self, stored: c.StoreCheckpoint) -> None:
         """One is about to be stored: from now on the job may go back behind it, and it completes all the same."""

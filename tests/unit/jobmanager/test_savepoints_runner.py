@@ -124,6 +124,7 @@ def test_a_job_that_goes_back_behind_one_while_it_is_stored_takes_it_back(
             runner.begin(stored(properties))
             runner.note_restored(restored_id)
             return SAVEPOINT_ID
+        runner.note_completed(SAVEPOINT_ID + 1)
         runner.note_committed(SAVEPOINT_ID + 1)
         return SAVEPOINT_ID + 1
 
@@ -184,6 +185,7 @@ def test_one_that_is_made_of_a_checkpoint_is_committed_when_its_manifest_is_ther
         ("finished", "", "committed"),
         ("cancelled", "--in-doubt commit", ""),
         ("goes back", "--in-doubt leave", "taken-back"),
+        ("goes back, and ends", "--in-doubt commit", ""),
     ],
 )
 def test_a_stop_that_another_jobmanager_had_begun_is_committed_when_its_job_is_finished(
@@ -196,8 +198,10 @@ def test_a_stop_that_another_jobmanager_had_begun_is_committed_when_its_job_is_f
         raise AssertionError("none is taken behind a stop")
 
     def go_on() -> None:
-        if end == "goes back":
+        if end.startswith("goes back"):
             runner.note_restored(SAVEPOINT_ID - 1)
+        if end == "goes back":
+            runner.note_completed(SAVEPOINT_ID + 1)
         runner.end(is_finished=end == "finished")
 
     async def settle() -> None:
