@@ -616,6 +616,31 @@ def test_survivors_hear_of_a_checkpoint_that_was_being_stored_before_producers_a
     assert told(story.due(), job_effects.ReplaceProducer) == "b0 b1"
 
 
+@pytest.mark.parametrize("stored", ["as it fails", "when all run again"])
+def test_what_a_checkpoint_covers_is_committed_when_all_have_said_so_or_begun_from_it(
+    stored: str,
+) -> None:
+    """Its storage says late that it has it: one task has finished meanwhile, one has begun again."""
+    story = Story(CACHING, checkpoints=True)
+    story.run("a0 a1 b0 b1")
+    trigger(story)
+    ack(story, "a0 a1 b0 b1", 1)
+    story.fail("b1")
+    story.report("a0", FINISHED)
+    story.restored = RestoredCheckpoint(1)
+    if stored == "as it fails":
+        told_of = told(story.do(c.CheckpointStored(1, "chk-1/manifest", 0)), c.NotifyCompleted)
+    story.due()
+    story.run("b1")
+    if stored != "as it fails":
+        told_of = told(story.do(c.CheckpointStored(1, "chk-1/manifest", 0)), c.NotifyCompleted)
+    assert told_of == "a1 b0"
+    for name in ("b0", "a1"):
+        assert job_effects.ReportCommitted(1) not in story.effects
+        story.do(job_events.OutputCommitted(story.key(name), 1))
+    assert job_effects.ReportCommitted(1) in story.effects
+
+
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_what_fails_while_event_time_has_been_ended_takes_everything_back(is_stored: bool) -> None:
     """A stop with --drain told all sources that time is over: those that go on would never take rows in time again."""
