@@ -7,7 +7,14 @@ although its quotient does not fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from decimal import ROUND_DOWN, ROUND_FLOOR, Decimal, localcontext
+from decimal import (
+    ROUND_DOWN,
+    ROUND_FLOOR,
+    Decimal,
+    DecimalException,
+    DivisionUndefined,
+    localcontext,
+)
 from itertools import repeat
 from typing import Any
 
@@ -107,8 +114,8 @@ def by_python(kind: pa.DataType, function: Callable[..., Decimal]) -> Apply:
                     None if None in row else function(*map(Decimal, row))
                     for row in zip(*columns, strict=True)
                 ]
-        except ZeroDivisionError as error:
-            raise pa.ArrowInvalid("divide by zero") from error
+        except (ZeroDivisionError, DecimalException) as error:
+            raise pa.ArrowInvalid(_why(error)) from error
         try:
             array = pa.array(found, kind)
         except pa.ArrowInvalid as error:
@@ -118,6 +125,12 @@ def by_python(kind: pa.DataType, function: Callable[..., Decimal]) -> Apply:
         return array[0] if all(isinstance(arg, pa.Scalar) for arg in args) else array
 
     return apply
+
+
+def _why(error: ArithmeticError) -> str:
+    undefined = error.args and DivisionUndefined in error.args[0]
+    is_by_zero = isinstance(error, ZeroDivisionError) or undefined
+    return "divide by zero" if is_by_zero else "a result has more digits than can be counted"
 
 
 def _floor_of(dividend: Decimal, divisor: Decimal) -> Decimal:

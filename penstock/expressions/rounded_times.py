@@ -87,6 +87,10 @@ def _starts(name: str, kind: pa.DataType, unit_of_type: int, given: Mapping[str,
     is_of_months = unit in _MONTHS
     step = multiple * (_MONTHS[unit] * 31 * DAY if is_of_months else _FIXED[unit])
     whole, rest = divmod(step, unit_of_type)
+    if from_larger and pt.is_duration(kind):
+        raise ExpressionError(
+            f"{name}: {kind} is in no larger unit; leave calendar_based_origin away"
+        )
     if is_of_months and pt.is_duration(kind):
         raise ExpressionError(
             f"{name}: how long a {unit} is depends on the month, so {kind} has none"
@@ -111,7 +115,7 @@ def _starts(name: str, kind: pa.DataType, unit_of_type: int, given: Mapping[str,
     if from_larger and unit != "week":
         return _within(whole, _FIXED[_LARGER[_LARGER.index(unit) + 1]] // unit_of_type)
     first = 0
-    if unit == "week":
+    if unit == "week" and not pt.is_duration(kind):
         first = (-3 if given.get("week_starts_monday", True) else -4) * per_day
     return _regular(whole, first)
 

@@ -6,7 +6,10 @@ older one may be written after the newest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.errors import JobRejected
+from penstock.expressions import Expr
 from penstock.graph.column_checks import column_name
 from penstock.graph.logical import (
     AssignEventTime,
@@ -20,15 +23,17 @@ from penstock.graph.logical import (
 )
 from penstock.pb import graph_pb2
 
-_UNKNOWN = ("",)
+_Names = tuple[frozenset[str], ...]
+"""Of each key, the columns that it is in."""
+
+_UNKNOWN: _Names = (frozenset({""}),)
 """Keys of updates that an earlier job has left behind."""
 
 
 def update_keys(source: NodeInput) -> tuple[str, ...]:
     """The keys of the updates that come by an input; () where rows come, the columns are not the keys any more, or updates of
-    several keys come."""
-    known = _keys(source) - {_UNKNOWN}
-    return known.pop() if len(known) == 1 else ()
+    several keys or of an earlier job come."""
+    return tuple(map(min, _common(_keys(source))))
 
 
 def check_order(reader: str, source: NodeInput) -> None:
@@ -42,7 +47,7 @@ def check_order(reader: str, source: NodeInput) -> None:
         JobRejected: they are those of an earlier job, or of several keys in one stream.
     """
     known = _keys(source)
-    if not known or (len(known) == 1 and _UNKNOWN not in known):
+    if known <= {()} or _common(known):
         return
     raise JobRejected(
         f"operator {reader!r} has another parallelism than {source.node.name!r} in front of it, whose rows are updates "
@@ -52,23 +57,36 @@ def check_order(reader: str, source: NodeInput) -> None:
     )
 
 
-def _keys(source: NodeInput) -> set[tuple[str, ...]]:
+def _common(known: set[_Names]) -> _Names:
+    """The columns that the keys of all these updates are in; () where there are none."""
+    if not known or _UNKNOWN in known or len(set(map(len, known))) > 1:
+        return ()
+    common = tuple(frozenset.intersection(*columns) for columns in zip(*known, strict=True))
+    return common if all(common) else ()
+
+
+def _keys(source: NodeInput) -> set[_Names]:
     node = source.node
     if source.is_rows or source.tag:
         return set()
     match node.operation:
         case RunningAggregate(keys=keys):
-            return {keys}
+            return {tuple(frozenset({key}) for key in keys)}
         case ReadSource(updates_of=operator) if operator:
             return {_UNKNOWN}
         case Project(columns=columns):
-            passed = {column_name(made): name for name, made in columns}
             of_input = _keys(node.inputs[0])
-            there = {keys for keys in of_input if passed.keys() >= set(keys)}
-            return {tuple(passed[key] for key in keys) for keys in there} | (of_input & {_UNKNOWN})
+            passed = {_renamed(keys, columns) for keys in of_input - {_UNKNOWN}}
+            return {keys for keys in passed if all(keys)} | (of_input & {_UNKNOWN})
         case Filter() | AssignEventTime() | RowFunction(kind=graph_pb2.ROW_FUNCTION_KIND_FILTER):
             return _keys(node.inputs[0])
         case Union():
             return set().union(*map(_keys, node.inputs))
         case _:
             return set()
+
+
+def _renamed(keys: _Names, columns: Sequence[tuple[str, Expr]]) -> _Names:
+    return tuple(
+        frozenset(name for name, made in columns if column_name(made) in key) for key in keys
+    )

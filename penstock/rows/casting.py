@@ -188,7 +188,12 @@ def _to_date(source: pa.DataType, target: pa.DataType) -> Kernel:
 def _to_decimal(source: pa.DataType, target: pa.DataType, *, truncate: bool) -> Kernel:
     checked = _direct(_options(target, truncate=False))
     if pt.is_floating(source):
-        return checked  # rounds to the scale, refuses what is out of range
+        if target.bit_width >= 128:
+            return checked  # rounds to the scale, refuses what is out of range
+        rounded = _direct(
+            _options(pa.decimal128(target.precision, target.scale), truncate=False)
+        )  # garbage in fewer bits
+        return lambda value: checked(rounded(value))
     wide = pa.decimal256(76, target.scale)
     widened = _direct(_options(wide, truncate=truncate))
     if pt.is_decimal(source) and 0 <= source.scale < target.scale:

@@ -65,7 +65,7 @@ def harness(
         second_keys: of the second stream; None = the same.
         output_schema: columns of what the function emits; None = from its annotations.
         window: that a ``ps.WindowFunction`` or an aggregate is applied to.
-        inputs: 1 or 2 streams; None = as many as the function takes.
+        inputs: 1 or 2 streams; None = as many as the function has parameters without a default, at least 1.
         event_time: rows have event time.
         backend: where state lives.
         config: more configuration of the job.

@@ -145,12 +145,13 @@ def input_count(tested: object, given: int | None) -> int:
 
 
 def _streams_of(chain: FunctionType) -> int:
-    """How many parameters a function has that it must be given."""
+    """How many parameters a function has that it must be given, at least one."""
     parameters = inspect.signature(chain).parameters.values()
-    return sum(
+    needed = sum(
         one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
         for one in parameters
     )
+    return max(1, needed)
 
 
 def _check_takes(chain: FunctionType, streams: int) -> None:

@@ -58,7 +58,8 @@ class StageInputFiles:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Takes rows, of columns of the schema's types, whatever fields within them are called and may be null."""
-        self._batches.append(pa.RecordBatch.from_arrays(batch.columns, schema=self._given))
+        columns = batch.select(self._given.names).columns
+        self._batches.append(pa.RecordBatch.from_arrays(columns, schema=self._given))
         self._bytes += batch.get_total_buffer_size()
 
     @property

@@ -212,3 +212,15 @@ def test_what_is_too_long_for_a_decimal_is_an_error(target: pa.DataType, safe: b
             else:
                 with pytest.raises(BadRow, match="cannot compute"):
                     cast([value], kind, target, safe=safe)
+        if not fits:
+            with pytest.raises(BadRow, match="cannot compute"):
+                cast([float(number)], pa.float64(), target, safe=safe)
+
+
+def test_floats_become_decimals_of_few_bits() -> None:
+    """Arrow's own cast made garbage of what is near zero, and lost digits of a float32."""
+    kind = pa.decimal64(18, 3)
+    found = cast([2.5e-5, -1.5, None], pa.float64(), kind, safe=False)
+    assert found == [Decimal("0.000"), Decimal("-1.500"), None]
+    found = cast([60636.953], pa.float32(), pa.decimal32(9, 2), safe=False)
+    assert found == [Decimal("60636.95")]

@@ -601,3 +601,18 @@ def test_long_decimals_are_rounded_and_divided_exactly(digits: int) -> None:
     assert values(col("i") / col("d"), rows) == [Decimal(2**63 - 1) / -4, None]
     with pytest.raises(BadRow, match="divide by zero"):
         values(col("i") // (col("d") + 4), rows)
+
+
+def test_decimals_by_zero_are_wrong_only_where_they_are_asked_for() -> None:
+    kind = pa.decimal128(5, 2)
+    rows = pa.record_batch(
+        {"q": [0, 6], "d": pa.array([Decimal(0), Decimal("1.5")], kind), "zero": [0, 0]}
+    )
+    guarded = when(col("d") != 0, col("q") // col("d")).otherwise(0)
+    assert values(guarded, rows) == [0, 4]
+    for quotient in (col("q") // col("d"), col("q") % col("d")):
+        with pytest.raises(BadRow, match="divide by zero"):
+            values(quotient, rows)
+    wide = pa.record_batch({"x": pa.array([Decimal(1)], pa.decimal256(76, 14))})
+    with pytest.raises(BadRow, match="more digits"):
+        values(col("x").round(500), wide)

@@ -216,3 +216,11 @@ def test_what_is_no_time_is_not_rounded_to_one() -> None:
     rounded_down = col("t").floor_temporal(unit="day").compile(pa.schema({"t": coded.type}))
     found = rounded_down(pa.record_batch({"t": coded}))
     assert found.cast(pa.int64()).to_pylist() == [0, 86_400]
+
+
+def test_durations_are_rounded_to_weeks_of_their_own() -> None:
+    days = pa.array([10 * 86_400, 0, -86_400], pa.duration("s"))
+    assert computed(col("t").floor_temporal(1, "week"), days) == [7 * 86_400, 0, -7 * 86_400]
+    by_larger = col("t").floor_temporal(1, "hour", calendar_based_origin=True)
+    with pytest.raises(ExpressionError, match="calendar_based_origin"):
+        by_larger.compile(pa.schema({"t": days.type}))

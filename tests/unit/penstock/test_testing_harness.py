@@ -340,3 +340,10 @@ def test_neither_penstock_nor_the_module_itself_loads_the_runtime() -> None:
         "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("chain", [lambda *streams: streams[0], lambda s=None: s])
+def test_a_chain_reads_from_one_stream_at_least(chain: Any) -> None:
+    with pt.harness(chain, schema=USER) as h:
+        h.push({"user": "a", "n": 1})
+        assert len(h.output) == 1

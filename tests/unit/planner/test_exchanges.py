@@ -202,6 +202,18 @@ def test_parallelism_that_differs_is_an_exchange_too() -> None:
         (lambda newest: newest.union(newest.filter(lambda row: row.n > 1)), "hash"),
         (lambda newest: newest.union(newest.as_rows()), "hash"),
         (lambda newest: newest.rename(auction="key").filter(col("n") > 1), "hash"),
+        (lambda newest: newest.with_columns(k2=col("auction")).drop("k2"), "hash"),
+        (lambda newest: newest.with_columns(k2=col("auction")).drop("auction"), "hash"),
+        (
+            lambda newest: newest.with_columns(k2=col("auction")).with_columns(k2=col("k2") + 1),
+            "hash",
+        ),
+        (
+            lambda newest: newest.with_columns(k2=col("auction")).union(
+                newest.with_columns(k2=col("auction") + 0)
+            ),
+            "hash",
+        ),
         (lambda newest: newest.select("n"), "rebalance"),
         (lambda newest: newest.with_columns(auction=col("auction") + 1), "rebalance"),
         (lambda newest: newest.map(identity, schema=newest.schema), "rebalance"),

@@ -127,6 +127,16 @@ def test_updates_of_an_earlier_job_are_not_dealt_out() -> None:
         env.plan()
 
 
+def test_updates_of_an_earlier_job_do_not_go_by_the_keys_of_those_beside_them() -> None:
+    env = ps.Environment(parallelism=2)
+    updates = replace(persisted(env)._source.node.operation, updates_of="totals")
+    earlier = env._read(updates, "read_persisted", SCHEMA)
+    live = persisted(env).key_by("b").aggregate(a=ps.last("a")).select("a", "b")
+    earlier.union(live).discard().name("wide").parallelism(3)
+    with pytest.raises(JobRejected, match=r"'wide' .* updates of an earlier job.*key_by"):
+        env.plan()
+
+
 @pytest.mark.parametrize(
     "kind", [pa.time64("us"), pa.float16(), pa.list_(pa.time32("s")), pa.null()]
 )

@@ -156,3 +156,9 @@ def test_what_is_no_input_is_refused_with_the_file(tmp_path: Path) -> None:
     pq.write_table(pa.table({"m": [1]}), tmp_path / "in" / "a.parquet")
     with pytest.raises(TaskFailure, match='has no column "n"'):
         placed(tmp_path / "in", N, tmp_path / "beside")
+
+
+def test_columns_go_by_their_names(tmp_path: Path) -> None:
+    given = StageInputFiles(tmp_path, pa.schema({"a": pa.int64(), "b": pa.int64()}), "tested")
+    given.add(pa.record_batch({"b": [2], "a": [1]}))
+    assert given.take().to_pylist() == [{"a": 1, "b": 2}]
