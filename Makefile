@@ -62,10 +62,10 @@ kernels: setup # of the tests: no start of a cluster has to wait for the compile
 	@NUMBA_CACHE_DIR=$(CURDIR)/.pytest_cache/kernels $(BIN)/python -c 'from taskmanager.kernels import warm_up; warm_up()'
 
 test: setup servers kernels ## Run the tests
-	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=10
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10
 
 test-all: setup servers kernels ## Run the tests, those too of which CI takes a sample
-	@PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+	@PENSTOCK_TESTS=all $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 transcripts: setup ## Write into tests/transcripts what its scripts give now; read the diff
 	@PENSTOCK_TRANSCRIPTS=rewrite $(BIN)/python -m pytest -q tests/transcripts

@@ -64,7 +64,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
         yield cluster
         daemons = {(daemon["role"], daemon["pid"]) for daemon in cluster.daemons()}
         stopped = cluster.stop().json
-        assert stopped.keys() == {"stopped"}
+        assert stopped.keys() == {"stopped", "jobs"}
         assert {(one["role"], one["pid"]) for one in stopped["stopped"]} == daemons
         cluster.assert_nothing_left()
         place.assert_nothing_left()
