@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import StreamError
 from penstock.local.local_cluster import LocalCluster
 from tests.support.elected_cluster import SESSION_S
 from tests.support.fault_point_cluster import FaultPoints
@@ -57,10 +58,19 @@ def made(
 
 
 @pytest.fixture
-def cluster(made: LocalCluster) -> LocalCluster:
-    """All of it runs, whatever the test before has killed."""
+def cluster(made: LocalCluster) -> Iterator[LocalCluster]:
+    """All of it runs, whatever the test before has killed; a test that has failed leaves no job behind."""
     made.start(jobmanagers=2, taskmanagers=2, slots=2)
-    return made
+    yield made
+    cancel_all(made)
+
+
+def cancel_all(cluster: LocalCluster) -> None:
+    """Ends what a test has left running, where anybody leads who can."""
+    with contextlib.suppress(StreamError), cluster.client() as client:
+        for job in client.jobs():
+            if not job.ended_at_ms:
+                client.cancel(job.job_id)
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +93,4 @@ def points(points_of_all: FaultPoints) -> Iterator[FaultPoints]:
     yield points_of_all
     points_of_all.clear()
     points_of_all.start()
-    with points_of_all.cluster.client() as client:
-        for job in client.jobs():
-            client.cancel(job.job_id)
+    cancel_all(points_of_all.cluster)
