@@ -161,6 +161,14 @@ class SavepointStoreRunner:
         """
         self._store.put(TAKEN_BACK_PATH, [f"by job {self._job_id}\n".encode()])
 
+    def mark_in_doubt(self) -> None:
+        """The job has gone back behind it, and ended before it had produced again what it names.
+
+        Raises:
+            StoreTransient: that it was taken back cannot be removed now.
+        """
+        self._store.delete(TAKEN_BACK_PATH)
+
     def settle(self, checkpoint_id: int) -> bool:
         """Whether the savepoint is complete; from now on that does not change any more.
 

@@ -17,6 +17,8 @@ from enum import Enum
 class OutputFate(Enum):
     """What has become of it."""
 
+    BEHIND = "may be produced again"
+    """The job has gone back behind it, which is said once; what becomes of it is not known yet."""
     COMMITTED = "committed"
     TAKEN_BACK = "taken back"
     IN_DOUBT = "in doubt"
@@ -26,8 +28,10 @@ class OutputFate(Enum):
 class _Savepoint:
     id: int
     fate: asyncio.Future[OutputFate]
-    is_behind: bool = False
-    """The job has gone back behind it: who commits what comes then commits that output once more."""
+    behind: asyncio.Future[OutputFate]
+    """Done = the job has gone back behind it: who commits what comes then commits that output once more."""
+    is_told: bool = False
+    """That it has gone back was said."""
 
 
 class SavepointOutputsRunner:
@@ -59,8 +63,12 @@ class SavepointOutputsRunner:
             is_behind: the job has gone back behind it already.
         """
         if path not in self._savepoints:
-            fate: asyncio.Future[OutputFate] = asyncio.get_running_loop().create_future()
-            self._savepoints[path] = _Savepoint(savepoint_id, fate, is_behind)
+            loop = asyncio.get_running_loop()
+            self._savepoints[path] = one = _Savepoint(
+                savepoint_id, loop.create_future(), loop.create_future()
+            )
+            if is_behind:
+                one.behind.set_result(OutputFate.BEHIND)
             self._settle()
 
     def forget(self, path: str) -> None:
@@ -85,7 +93,8 @@ class SavepointOutputsRunner:
         """
         behind = {path: one for path, one in self._open().items() if one.id > checkpoint_id}
         for one in behind.values():
-            one.is_behind = True
+            if not one.behind.done():
+                one.behind.set_result(OutputFate.BEHIND)
         self.note_completed(checkpoint_id)
         return [*behind]
 
@@ -105,9 +114,13 @@ class SavepointOutputsRunner:
         Returns:
             What has become of it; None = that is not known in this time.
         """
-        fate = self._savepoints[path].fate
-        await asyncio.wait([fate], timeout=limit_s)
-        return fate.result() if fate.done() else None
+        one = self._savepoints[path]
+        awaited = {one.fate} if one.is_told else {one.fate, one.behind}
+        await asyncio.wait(awaited, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        if one.behind.done() and not one.is_told:
+            one.is_told = True
+            return OutputFate.BEHIND
+        return one.fate.result() if one.fate.done() else None
 
     def _settle(self) -> None:
         for one in self._open().values():
@@ -116,9 +129,9 @@ class SavepointOutputsRunner:
 
     def _fate_of(self, one: _Savepoint) -> OutputFate | None:
         is_again = one.id < self._completed_id or self._at_end is OutputFate.COMMITTED
-        if one.is_behind and is_again:
+        if one.behind.done() and is_again:
             return OutputFate.TAKEN_BACK
-        if not one.is_behind and one.id <= self._committed_id:
+        if not one.behind.done() and one.id <= self._committed_id:
             return OutputFate.COMMITTED
         return self._at_end
 

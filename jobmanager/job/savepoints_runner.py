@@ -46,9 +46,13 @@ _COMMIT_LIMIT_S: Final = 30.0
 """Behind a checkpoint that is to commit what a savepoint covers: then another is asked for."""
 _WRITERS_PATIENCE_MS: Final = 10_000
 _TRIES_AT_THE_END: Final = 4
+_TRY_AT_THE_END_S: Final = 5.0
 """What has become of a savepoint's output is noted while its job ends, for some seconds."""
 _NOT_STOPPED: Final = "the job was not stopped, and runs on"
 _NOT_STOPPED_HERE: Final = "the job was not stopped with this savepoint"
+
+
+Mark = Literal["mark_committed", "mark_taken_back", "mark_in_doubt"]
 
 
 class SavepointsRunner:
@@ -114,8 +118,7 @@ class SavepointsRunner:
         is_apart = begun.is_elsewhere or format is SavepointFormat.CANONICAL
         if begun.checkpoint_id:
             operation.checkpoint_id = begun.checkpoint_id
-            if begun.is_taken_back:
-                await self._take_back(operation.path)
+            operation.is_taken_back = operation.is_taken_back or begun.is_taken_back
             if not begun.is_committed:
                 await self._settle_output(operation, is_apart=is_apart)
             return
@@ -129,17 +132,35 @@ class SavepointsRunner:
         except StreamError as error:
             await self._discard_failed(operation.path, error, is_apart=is_apart)
             raise
-        await self._commit(operation, 0.0 if is_apart else _COMMIT_LIMIT_S)
-        await self._mark(operation, is_apart=is_apart)
+        fate = await self._commit(operation, 0.0 if is_apart else _COMMIT_LIMIT_S, is_apart)
+        await self._end(operation, fate, is_apart=is_apart)
 
-    async def _mark(self, operation: JobOperation, *, is_apart: bool) -> None:
-        """Notes beside the manifest what has become of the output that one covers, once that is known.
+    async def _fate(
+        self, operation: JobOperation, limit_s: float | None, *, is_apart: bool
+    ) -> OutputFate | None:
+        """What has become of the output of one, as of ``SavepointOutputsRunner.fate``.
+
+        Behind which its job has gone back it counts as taken back, from now on and beside its manifest: nobody is to commit
+        what may come again. Of one that is made of a checkpoint nobody keeps what it names then.
+        """
+        fate = await self._outputs.fate(operation.path, limit_s)
+        if fate is not OutputFate.BEHIND:
+            return fate
+        operation.is_taken_back = True
+        await self._call_on(operation.path, "mark_taken_back")
+        return None if is_apart else OutputFate.TAKEN_BACK
+
+    async def _end(
+        self, operation: JobOperation, fate: OutputFate | None, *, is_apart: bool
+    ) -> None:
+        """Notes beside the manifest what has become of the output that one covers.
 
         Raises:
             StreamError: its job has not committed it.
         """
         path = operation.path
-        fate = await self._outputs.fate(path)
+        while fate is None:
+            fate = await self._fate(operation, None, is_apart=is_apart)
         self._outputs.forget(path)
         if fate is OutputFate.TAKEN_BACK:
             await self._take_back(path)
@@ -149,6 +170,8 @@ class SavepointsRunner:
             await self._discard(path, is_complete=True)
             raise JobEndsError(f"the job was cancelled before savepoint {path} was there")
         else:
+            if operation.is_taken_back:
+                await self._call_on(path, "mark_in_doubt")
             raise _in_doubt(path)
 
     async def _discard_failed(self, path: str, error: StreamError, *, is_apart: bool) -> None:
@@ -186,16 +209,18 @@ class SavepointsRunner:
             else:
                 return
 
-    async def _commit(self, operation: JobOperation, limit_s: float) -> None:
-        """Waits until the output that a savepoint covers is committed, or will not be.
+    async def _commit(self, operation: JobOperation, limit_s: float, is_apart: bool) -> OutputFate:
+        """Waits until it is known what becomes of the output that a savepoint covers.
 
         Args:
             operation: the savepoint.
             limit_s: behind that a checkpoint is asked for, which commits it.
+            is_apart: it is not made of a checkpoint.
         """
         for attempt in count():
-            if await self._outputs.fate(operation.path, limit_s) is not None:
-                return
+            fate = await self._fate(operation, limit_s, is_apart=is_apart)
+            if fate is not None:
+                return fate
             try:
                 await self._request(f"{operation.operation_id} commit {attempt}", PLAIN)
             except StreamError as error:
@@ -203,6 +228,7 @@ class SavepointsRunner:
                 self._log.warning("savepoint.not_committed", path=operation.path, reason=str(error))
             else:
                 limit_s = _COMMIT_LIMIT_S
+        raise AssertionError("it is asked for until it is known")
 
     async def _settle_output(self, operation: JobOperation, *, is_apart: bool) -> None:
         """Finds out what becomes of the output of a savepoint that is complete, though who took it does not know.
@@ -212,8 +238,8 @@ class SavepointsRunner:
         """
         await self._is_known.wait()
         self._expect(operation)
-        await self._commit(operation, 0.0)
-        await self._mark(operation, is_apart=is_apart)
+        fate = await self._commit(operation, 0.0, is_apart)
+        await self._end(operation, fate, is_apart=is_apart)
 
     def _expect(self, operation: JobOperation) -> None:
         """From now on what becomes of the output of one that another JobManager has taken is heard of."""
@@ -290,7 +316,7 @@ class SavepointsRunner:
             if isinstance(error, TasksNotRunningError):
                 raise TasksNotRunningError(told) from error
             raise StreamError(told) from error
-        await self._mark(operation, is_apart=False)
+        await self._end(operation, None, is_apart=False)
 
     async def settle_stop(self, operation: JobOperation, stopped_id: int) -> None:
         """Finds out what has become of a stop that another JobManager had begun.
@@ -307,32 +333,35 @@ class SavepointsRunner:
         if stopped_id and begun.checkpoint_id == stopped_id:
             operation.checkpoint_id = stopped_id
             self._expect(operation)
-            await self._mark(operation, is_apart=False)
+            await self._end(operation, None, is_apart=False)
             return
         await self._discard(operation.path, is_complete=True)
         raise StreamError(f"{_NOT_STOPPED}: its JobManager ended before it had been; stop it again")
 
-    async def _call_on(self, path: str, what: Literal["mark_committed", "mark_taken_back"]) -> None:
+    async def _call_on(self, path: str, what: Mark) -> None:
         """Notes something beside a manifest, however long that takes.
 
         Raises:
             StreamError: the job has ended, and it could not be noted.
         """
         directory = self._store.savepoint(path)
+        tries_at_the_end = 0
         for attempt in count():
             try:
-                await self._calls.run(what.replace("_", " "), getattr(directory, what))
-            except StoreTransient as error:
+                async with asyncio.timeout(_TRY_AT_THE_END_S if tries_at_the_end else None):
+                    await self._calls.run(what.replace("_", " "), getattr(directory, what))
+            except (StoreTransient, TimeoutError) as error:
                 self._log.warning("savepoint.not_marked", path=path, reason=str(error))
             else:
                 return
             if await self._pause(pause_s(attempt)):
                 continue
-            if attempt >= _TRIES_AT_THE_END:
+            tries_at_the_end += 1
+            if tries_at_the_end > _TRIES_AT_THE_END:
                 raise StreamError(
                     f"the job has ended, and what became of the output of savepoint {path} could not be noted there"
                 )
-            await asyncio.sleep(pause_s(attempt))
+            await asyncio.sleep(pause_s(tries_at_the_end))
 
     def begin(self, stored: c.StoreCheckpoint) -> None:
         """One is about to be stored: from now on the job may go back behind it, and it completes all the same."""

@@ -45,6 +45,7 @@ class TaskManagersInUseRunner:
         self._jobs = jobs
         self._in_order = in_order
         self._under_way = 0
+        self._patient_until_s = 0.0
         self._are_noted = asyncio.Event()
         self._are_noted.set()
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
@@ -57,6 +58,7 @@ class TaskManagersInUseRunner:
         self._noted = frozenset(addresses)
         self._under_way += 1
         self._are_noted.clear()
+        self._patient_until_s = asyncio.get_running_loop().time() + _PATIENCE_S
 
         async def note() -> None:
             try:
@@ -74,5 +76,5 @@ class TaskManagersInUseRunner:
     async def until_noted(self) -> None:
         """Waits until all are noted, or could not be; not for long."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout_at(self._patient_until_s):
                 await self._are_noted.wait()
