@@ -30,7 +30,17 @@ class Mailbox:
         return self._mail.get_nowait()
 
     def wait(self, timeout_s: float) -> Mail | None:
-        """The next mail, waiting for it at most ``timeout_s`` seconds; else None."""
+        """The next mail, waiting for it at most ``timeout_s`` seconds; else None.
+
+        ``SimpleQueue.get`` of Python before 3.13 may wait for ever: where mail has come and gone since it waited last, it
+        takes its lock at once, and counts what is left of the time without looking whether that is over already. A look
+        that finds nothing leaves the lock as a wait finds it that counts right.
+        """
+        try:
+            if self._mail.empty():
+                return self._mail.get_nowait()
+        except queue.Empty:
+            pass
         try:
             return self._mail.get(timeout=timeout_s)
         except queue.Empty:

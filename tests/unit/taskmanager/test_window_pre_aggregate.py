@@ -607,7 +607,7 @@ def test_overflow_in_the_partial_phase_names_key_and_aggregate() -> None:
     row = {"k": 7, "x": 2**62, "f": None, "s": None, EVENT_TIME: 1}
     for aggregates in (NUMBERS, COUNTED):
         harness = maker(tumbling(10).to_proto(), ("k",), 0, aggregates=aggregates)()
-        with pytest.raises(BadRecord, match=r"sum_x.*key k=7;"):
+        with pytest.raises(BadRecord, match=r"sum_x.*key k=7, all of it"):
             harness.push(batch_of([row, row, row]))
 
 
