@@ -148,9 +148,8 @@ class CheckpointWiring:
 
     def take(self, event: job_events.CheckpointEvent, splits: SourceSplits) -> list[WiredEffect]:
         """An event for the coordinator, of a task, a user, the store or the clock."""
-        if isinstance(
-            event, job_events.OutputCommitted
-        ):  # whoever has begun in its place meanwhile
+        if isinstance(event, job_events.OutputCommitted):
+            # Also of one in whose place another has begun: what it has committed it has.
             return _reported(self._owed.committed(event.key.subtask, event.checkpoint_id))
         if isinstance(event, c.AckReceived | c.DeclineReceived) and not self._is_current(event.key):
             self.stale_reports += 1

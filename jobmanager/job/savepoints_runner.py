@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
-from typing import Final, Literal, NoReturn
+from typing import Final, Literal, NoReturn, TypeAlias
 
 import structlog
 
@@ -46,13 +46,11 @@ _COMMIT_LIMIT_S: Final = 30.0
 """Behind a checkpoint that is to commit what a savepoint covers: then another is asked for."""
 _WRITERS_PATIENCE_MS: Final = 10_000
 _TRIES_AT_THE_END: Final = 4
-_TRY_AT_THE_END_S: Final = 5.0
 """What has become of a savepoint's output is noted while its job ends, for some seconds."""
+_TRY_AT_THE_END_S: Final = 5.0
+_Mark: TypeAlias = Literal["mark_committed", "mark_taken_back", "mark_in_doubt"]
 _NOT_STOPPED: Final = "the job was not stopped, and runs on"
 _NOT_STOPPED_HERE: Final = "the job was not stopped with this savepoint"
-
-
-Mark = Literal["mark_committed", "mark_taken_back", "mark_in_doubt"]
 
 
 class SavepointsRunner:
@@ -140,8 +138,8 @@ class SavepointsRunner:
     ) -> OutputFate | None:
         """What has become of the output of one, as of ``SavepointOutputsRunner.fate``.
 
-        Behind which its job has gone back it counts as taken back, from now on and beside its manifest: nobody is to commit
-        what may come again. Of one that is made of a checkpoint nobody keeps what it names then.
+        One behind which its job has gone back counts as taken back from then on, also beside its manifest: nobody is to
+        commit what may come again. That is the end of it where it is made of a checkpoint, of which nobody keeps the output.
         """
         fate = await self._outputs.fate(operation.path, limit_s)
         if fate is not OutputFate.BEHIND:
@@ -217,10 +215,9 @@ class SavepointsRunner:
             limit_s: behind that a checkpoint is asked for, which commits it.
             is_apart: it is not made of a checkpoint.
         """
-        for attempt in count():
-            fate = await self._fate(operation, limit_s, is_apart=is_apart)
-            if fate is not None:
-                return fate
+        attempts = count()
+        while (fate := await self._fate(operation, limit_s, is_apart=is_apart)) is None:
+            attempt = next(attempts)
             try:
                 await self._request(f"{operation.operation_id} commit {attempt}", PLAIN)
             except StreamError as error:
@@ -228,7 +225,7 @@ class SavepointsRunner:
                 self._log.warning("savepoint.not_committed", path=operation.path, reason=str(error))
             else:
                 limit_s = _COMMIT_LIMIT_S
-        raise AssertionError("it is asked for until it is known")
+        return fate
 
     async def _settle_output(self, operation: JobOperation, *, is_apart: bool) -> None:
         """Finds out what becomes of the output of a savepoint that is complete, though who took it does not know.
@@ -338,7 +335,7 @@ class SavepointsRunner:
         await self._discard(operation.path, is_complete=True)
         raise StreamError(f"{_NOT_STOPPED}: its JobManager ended before it had been; stop it again")
 
-    async def _call_on(self, path: str, what: Mark) -> None:
+    async def _call_on(self, path: str, what: _Mark) -> None:
         """Notes something beside a manifest, however long that takes.
 
         Raises:

@@ -222,7 +222,10 @@ def _bind(expression: Expr, schema: pa.Schema) -> _Bound:
         return _constant(expression._scalar)
     if isinstance(expression, Cast):
         argument = _bind(expression._argument, schema)
-        kernel = cast_kernel(argument.type, expression._target, safe=expression._safe)
+        try:
+            kernel = cast_kernel(argument.type, expression._target, safe=expression._safe)
+        except _ARROW_ERRORS as error:
+            raise ExpressionError(_type_error(expression, [argument], error)) from error
         return _apply(expression, [argument], lambda args: kernel(args[0]))
     assert isinstance(expression, Call)
     arguments = [_bind(argument, schema) for argument in expression._arguments]

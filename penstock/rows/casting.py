@@ -196,8 +196,10 @@ def _to_decimal(source: pa.DataType, target: pa.DataType, *, truncate: bool) -> 
         return lambda value: checked(rounded(value))
     wide = pa.decimal256(76, target.scale)
     widened = _direct(_options(wide, truncate=truncate))
-    if pt.is_decimal(source) and 0 <= source.scale < target.scale:
+    if pt.is_decimal(source) and source.scale < target.scale:
         widened = _with_room(source, widened, target.scale - source.scale)
+    if pt.is_string(source) or pt.is_large_string(source):
+        widened = _of_fitting_text(widened, 76 - target.scale)
     if target.bit_width >= 128:
         return lambda value: checked(widened(value))
     # Arrow takes the lowest bits of what is too large for so few.
@@ -211,12 +213,32 @@ def _with_room(source: pa.DataType, widened: Kernel, more_digits: int) -> Kernel
     room = 76 - more_digits
     if source.precision <= room:
         return widened
-    if room <= source.scale:
+    if room < max(source.scale, 1):
         raise pa.ArrowInvalid(
             f"a {source} has no room for {more_digits} more digits behind the point"
         )
     fitting = _direct(_options(pa.decimal256(room, source.scale), truncate=False))
     return lambda value: widened(fitting(value))
+
+
+def _of_fitting_text(widened: Kernel, digits: int) -> Kernel:
+    """Refuses texts of numbers with more digits before the point; Arrow wraps them."""
+    limit = Decimal(f"1E{digits}")
+    as_float = _direct(_options(pa.float64(), truncate=False))
+
+    def cast(value: Any) -> Any:
+        numbers = widened(value)
+        is_near = pc.greater(pc.abs(as_float(value)), float(limit) * 0.99)
+        if pc.any(is_near, min_count=0).as_py():
+            near = [value.as_py()] if isinstance(value, pa.Scalar) else value.filter(is_near)
+            for text in map(str, near):
+                if Decimal(text).copy_abs() >= limit:  # which round nothing
+                    raise pa.ArrowInvalid(
+                        f"{text!r} has more than {digits} digits before the point"
+                    )
+        return numbers
+
+    return cast
 
 
 def _nearest_float(source: pa.DataType) -> Kernel:

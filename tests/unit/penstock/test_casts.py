@@ -12,6 +12,7 @@ import pytest
 
 from penstock import col
 from penstock.connectors.text_parsing import parse_csv
+from penstock.errors import ExpressionError
 from penstock.expressions import BadRow
 from penstock.rows.column_values import ValueMismatch
 from penstock.rows.conforming import conformed_column
@@ -203,7 +204,7 @@ def test_what_is_too_long_for_a_decimal_is_an_error(target: pa.DataType, safe: b
     numbers = [0, 1, -1, 99, 429496730, 10**9, -(2**31), 2**62, 2**63 - 1, -(2**63), 10**6]
     for number in numbers:
         fits = abs(number) * 10**target.scale < 10**target.precision
-        others = (pa.int64(), pa.string()) if target.scale < 70 else ()
+        others = (pa.int64(), pa.string()) if target.scale < 70 else (pa.string(),)
         for kind in (*others, pa.decimal128(38, 0), pa.decimal256(40, 0)):
             value = str(number) if pa.types.is_string(kind) else number
             value = Decimal(number) if pa.types.is_decimal(kind) else value
@@ -215,6 +216,40 @@ def test_what_is_too_long_for_a_decimal_is_an_error(target: pa.DataType, safe: b
         if not fits:
             with pytest.raises(BadRow, match="cannot compute"):
                 cast([float(number)], pa.float64(), target, safe=safe)
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("9" * 38 + "." + "9" * 38, pa.decimal256(76, 38)),
+        ("-" + "9" * 76, pa.decimal256(76, 0)),
+        ("0.5", pa.decimal256(76, 76)),
+        ("1e37", pa.decimal256(76, 38)),
+        ("1e40", pa.decimal256(76, 38)),
+        ("1e40", pa.decimal128(38, 38)),
+        ("-1e+75", pa.decimal256(76, 2)),
+        ("12.345", pa.decimal256(76, 76)),
+    ],
+)
+def test_texts_become_the_decimals_that_they_are_or_an_error(
+    text: str, target: pa.DataType
+) -> None:
+    """Arrow's own cast wraps what has more digits than 256 bits."""
+    if Decimal(text).adjusted() < 76 - target.scale:
+        assert cast([text, None], pa.string(), target, safe=True) == [Decimal(text), None]
+    else:
+        with pytest.raises(BadRow, match="digits before the point"):
+            cast([text], pa.string(), target, safe=False)
+
+
+def test_decimals_are_widened_as_far_as_they_fit_there() -> None:
+    whole = pa.decimal256(76, 76)
+    assert cast([Decimal("0.25")], pa.decimal32(9, 2), whole, safe=True) == [Decimal("0.25")]
+    assert cast([Decimal("0.5")], pa.decimal256(76, 38), whole, safe=True) == [Decimal("0.5")]
+    with pytest.raises(BadRow, match="does not fit"):
+        cast([Decimal("1.25")], pa.decimal32(9, 2), whole, safe=True)
+    with pytest.raises(ExpressionError, match="no room for 78 more digits"):
+        cast([Decimal(100)], pa.decimal128(5, -2), whole, safe=True)
 
 
 def test_floats_become_decimals_of_few_bits() -> None:
