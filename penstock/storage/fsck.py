@@ -27,6 +27,7 @@ from penstock.storage.fsck_report import (
     StoredObject,
     judge_job,
     retained_manifests,
+    unlisted,
 )
 from penstock.storage.head import HEAD_PATH, decode_head
 from penstock.storage.manifest import (
@@ -61,18 +62,22 @@ def check_store(root: str, *, now_ms: int | None = None, grace_ms: int = GRACE_M
 
     Raises:
         ConfigurationError: there are things in the directory, and none of them is a job's, or a savepoint.
-        StoreTransient: a directory cannot be listed.
+        StoreTransient: the directory cannot be listed.
     """
     if now_ms is None:
         now_ms = time.time_ns() // 1_000_000
     return FsckReport(
-        tuple(
-            _check_savepoint(store, name, now_ms, grace_ms)
-            if looks_like_savepoint(_inside(store))
-            else _check_job(store, name, now_ms, grace_ms)
-            for name, store in _job_stores(root).items()
-        )
+        tuple(_check(store, name, now_ms, grace_ms) for name, store in _job_stores(root).items())
     )
+
+
+def _check(store: ObjectStore, directory: str, now_ms: int, grace_ms: int) -> JobReport:
+    try:
+        if looks_like_savepoint(_inside(store)):
+            return _check_savepoint(store, directory, now_ms, grace_ms)
+        return _check_job(store, directory, now_ms, grace_ms)
+    except StoreTransient as error:  # it is another user's, for example
+        return unlisted(directory, str(error))
 
 
 def delete_orphans(
@@ -125,7 +130,7 @@ def _job_stores(root: str) -> dict[str, ObjectStore]:
     if _is_job(inside):
         return {without_slash(root).rpartition("/")[2]: store}
     stores = {name: open_store(substore(root, name)) for name in inside}
-    jobs = {name: one for name, one in stores.items() if _is_job(_inside(one))}
+    jobs = {name: one for name, one in stores.items() if _may_be_job(one)}
     if inside and not jobs:
         raise ConfigurationError(
             f"{root} holds no job's checkpoints and no savepoint: give the directory of "
@@ -139,6 +144,14 @@ def _inside(store: ObjectStore) -> tuple[str, ...]:
         return store.first_parts()
     except StoreNotFound:
         return ()  # an object, or a job that has been deleted meanwhile
+
+
+def _may_be_job(store: ObjectStore) -> bool:
+    """Whether it is one, or cannot be listed."""
+    try:
+        return _is_job(_inside(store))
+    except StoreTransient:
+        return True
 
 
 def _is_job(first_parts: tuple[str, ...]) -> bool:

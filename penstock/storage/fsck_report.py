@@ -239,6 +239,12 @@ def judge_job(facts: JobFacts, now_ms: int, grace_ms: int) -> JobReport:
     )
 
 
+def unlisted(directory: str, why: str) -> JobReport:
+    """The report of a directory whose content nobody knows."""
+    problem = Problem(Damage.UNREADABLE, ".", why)
+    return JobReport(directory, "", (), (problem,), (), (), "its directory cannot be listed")
+
+
 def _head_problems(facts: JobFacts) -> Iterator[Problem]:
     head = facts.head
     if isinstance(head, str):

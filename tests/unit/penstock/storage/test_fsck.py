@@ -357,6 +357,17 @@ def test_directories_without_jobs(tmp_path: Path) -> None:
         check_store(str(tmp_path))
 
 
+def test_a_directory_that_cannot_be_listed_is_told_beside_the_others(job: Job, tmp_path: Path) -> None:
+    place = tmp_path / "another"
+    place.symlink_to(place)  # nobody can follow it
+    first, second = sorted(check_store(str(tmp_path)).jobs, key=lambda one: one.is_healthy)
+    assert kinds(first) == [(Damage.UNREADABLE, ".", ())]
+    assert str(place) in first.problems[0].message
+    assert first.untouchable_because
+    assert second.retained == (2, 3)
+    assert second.is_healthy
+
+
 # ---------------------------------------------------------------- the command
 
 
