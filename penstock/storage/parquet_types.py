@@ -44,6 +44,32 @@ def parquet_misfit(schema: pa.Schema) -> str | None:
     return None
 
 
+def read_again(given: pa.DataType) -> pa.DataType:
+    """A type whose values are read from Parquet again: in structs, lists of a fixed size may be null.
+
+    Example: pyarrow does not read the file where the struct is null, and the list never is.
+        >>> lists = pa.list_(pa.int64(), 2)
+        >>> read_again(pa.struct([pa.field("x", lists, nullable=False)]))
+        StructType(struct<x: fixed_size_list<item: int64>[2]>)
+    """
+    if pa.types.is_struct(given):
+        return pa.struct([_read_again(field, is_inside=True) for field in given])
+    if pa.types.is_map(given):
+        key, item = _read_again(given.key_field), _read_again(given.item_field)
+        return pa.map_(key, item, given.keys_sorted)
+    if pa.types.is_fixed_size_list(given):
+        return pa.list_(_read_again(given.value_field), given.list_size)
+    if pa.types.is_large_list(given):
+        return pa.large_list(_read_again(given.value_field))
+    return pa.list_(_read_again(given.value_field)) if pa.types.is_list(given) else given
+
+
+def _read_again(field: pa.Field, *, is_inside: bool = False) -> pa.Field:
+    """The same of a field; inside of a struct or not."""
+    is_list = is_inside and pa.types.is_fixed_size_list(field.type)
+    return field.with_type(read_again(field.type)).with_nullable(field.nullable or is_list)
+
+
 def _misfit(given: pa.DataType, path: str) -> tuple[str, str] | None:
     """Path and reason of the first type within one that does not fit."""
     if any(fits(given) for fits in _EXACT):

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from typing_extensions import override
 
 from penstock.rows.time_text import check_time_texts
+from penstock.storage.parquet_types import read_again
 from taskmanager.connectors.json_text import json_rows
 
 ROW_GROUP_ROWS = 128 * 1024
@@ -48,7 +49,8 @@ class ParquetEncoder(FileEncoder):
     def __init__(self, file: BinaryIO, schema: pa.Schema) -> None:
         from pyarrow import parquet
 
-        self._writer = parquet.ParquetWriter(file, schema, compression="snappy")
+        self._schema = pa.schema([one.with_type(read_again(one.type)) for one in schema])
+        self._writer = parquet.ParquetWriter(file, self._schema, compression="snappy")
         self._batches: list[pa.RecordBatch] = []
         self._rows = 0
 
@@ -64,6 +66,8 @@ class ParquetEncoder(FileEncoder):
     def encode_buffered(self) -> None:
         if self._batches:
             table = pa.Table.from_batches(self._batches)
+            if table.schema != self._schema:
+                table = table.cast(self._schema)
             self._batches, self._rows, self.buffered_bytes = [], 0, 0
             self._writer.write_table(table, row_group_size=table.num_rows)
 

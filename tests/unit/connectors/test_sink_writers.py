@@ -314,6 +314,25 @@ def test_files_roll_by_size_and_number(tmp_path: Path, monkeypatch: Any) -> None
     assert sorted(row["id"] for row in read("parquet", tmp_path / "b")) == list(range(300))
 
 
+def test_null_structs_with_lists_of_a_fixed_size_are_read_again(tmp_path: Path) -> None:
+    lists = pa.list_(pa.int64(), 2)
+    inner = pa.struct([pa.field("x", lists, nullable=False), pa.field("y", pa.list_(lists, 1))])
+    kinds = [inner, pa.list_(inner), pa.map_(pa.string(), inner), pa.list_(inner, 1)]
+    full = {"x": [1, 2], "y": [[3, 4]]}
+    values = [
+        [full, None],
+        [[full, None], None],
+        [[("k", full), ("l", None)], None],
+        [[full], None],
+    ]
+    names = ["struct", "list", "map", "fixed"]
+    rows = pa.record_batch([pa.array(*one) for one in zip(values, kinds, strict=True)], names=names)
+    writer = opened(file_sink("parquet", tmp_path))
+    writer.write(rows)
+    writer.commit(prepare(writer))
+    assert read("parquet", tmp_path) == rows.to_pylist()
+
+
 def test_nothing_written_shows_nothing(tmp_path: Path) -> None:
     writer = opened(file_sink("parquet", tmp_path / "out"))
     assert prepare(writer) == []
