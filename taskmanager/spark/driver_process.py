@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
@@ -147,7 +148,9 @@ class SparkDriverProcess:
         if self.sessions.has_lost_jvm(error):
             return _without_jvm(stage)
         try:
-            return self._stopped(stage) or failure_of(error, stage)
+            failure = self._stopped(stage) or failure_of(error, stage)
+            # What a start that failed leaves behind, as a line to a JVM that has ended, fails the next one as well.
+            return failure if self.sessions.is_started else replace(failure, ends_driver=True)
         except Exception as second:  # noqa: BLE001 - Spark does not even say what it is: away with it
             message = f"operator {stage.operator!r}: {stage.function_name} failed on Spark: {error!r}; {second!r}"
             return StageFailed(stage.stage_id, message, ends_driver=True)

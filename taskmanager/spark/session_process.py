@@ -149,6 +149,11 @@ class SparkSessions:
             for number, path in enumerate(self._code_paths)
         ]
 
+    @property
+    def is_started(self) -> bool:
+        """Whether there is a session, or was."""
+        return self._session is not None
+
     def is_stopped(self) -> bool:
         """Whether somebody has stopped the session."""
         session = self._session
