@@ -243,13 +243,22 @@ class ValuePart:
         return pa.StructArray.from_arrays([values, stamps], fields=list(kind))
 
     def _stamps(self, shown: Columns, rows: int, written: WrittenAs) -> pa.Array:
-        """When values were written: as it is said, or else as they will expire, or else now."""
-        stamps = pa.nulls(rows, pa.int64())
+        """When values were written: as it is said, or else as they will expire, or else now.
+
+        Raises:
+            StateError: they would not expire when it is said.
+        """
+        said = []
         for name, before_ms in ((WRITTEN_AT, 0), (EXPIRES_AT, self._ttl_ms)):
             if name in shown:
                 times = fitted(shown[name], TIME, f"{written.where}: column {name!r}")
-                stamps = pc.coalesce(stamps, pc.subtract(times.cast(pa.int64()), before_ms))
-        return stamps.fill_null(written.now_ms)
+                said.append(pc.subtract(times.cast(pa.int64()), before_ms))
+        if len(said) > 1 and pc.any(pc.not_equal(*said)).as_py():
+            raise StateError(
+                f"{written.where}: column {EXPIRES_AT!r} has another time than {self._ttl_ms} ms behind {WRITTEN_AT!r}, "
+                "which is when a value expires: leave one of them out"
+            )
+        return pc.coalesce(pa.nulls(rows, pa.int64()), *said).fill_null(written.now_ms)
 
 
 class ListPart:

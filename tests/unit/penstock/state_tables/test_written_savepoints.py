@@ -238,6 +238,11 @@ def test_values_expire_as_it_is_said(tmp_path: Path) -> None:
     assert [found[k]["written_at"] for k in range(3)] == [written] * 3
     assert all(one["expires_at"] - one["written_at"] == hour for one in found.values())
     assert found[3]["written_at"] > written
+    rows[2]["expires_at"] += hour
+    with pytest.raises(
+        ps.StateError, match=r"'seen'.*'expires_at' has .* 3600000 ms behind 'written_at'"
+    ):
+        ps.write_savepoint(tmp_path / "both", {"kept": {"seen": rows}}, job=kept_by(Keeps()))
 
 
 @pytest.mark.parametrize(
