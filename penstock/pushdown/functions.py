@@ -218,5 +218,7 @@ def check_computed(value: Value) -> None:
     Raises:
         NotCompiledError: not of its type.
     """
-    if not (is_computed(value.kind) or pt.is_null(value.kind)):
-        raise NotCompiledError(f"a value of type {value.kind}; {CAST_FIRST}")
+    kind = value.kind
+    if not (is_computed(kind) or pt.is_null(kind)):
+        is_number = pt.is_integer(kind) or pt.is_floating(kind) or pt.is_temporal(kind)
+        raise NotCompiledError(f"a value of type {kind}" + (f"; {CAST_FIRST}" if is_number else ""))

@@ -37,6 +37,7 @@ TABLE = pa.table(
         "ns": pa.array([0], pa.timestamp("ns")),
         "u": pa.array([0], pa.uint8()),
         "l": pa.array([[1]]),
+        "b": pa.array([b"x"]),
         "ts": pa.array([0]),
     }
 )
@@ -211,6 +212,9 @@ REFUSED: dict[str, tuple[Callable[[ps.Stream], Any], str]] = {
     "nanoseconds": (lambda s: s.select(x=col("ns").hour()), r"timestamp\[ns\]"),
     "half": (lambda s: s.key_by("k").aggregate(x=ps.max("h")), "the aggregate 'max' of a halffloat"),
     "list item": (lambda s: s.select(x=col("l")[0]), r"the function '\[\]'"),
+    "bytes": (
+        lambda s: s.select(x=col("b").binary_length()), r"'binary_length' with a value of type binary\. Have Penstock",
+    ),
     "list out": (lambda s: s.select("h"), "'h' is halffloat"),
     "in null": (lambda s: s.select(x=col("a").isin([1, None])), "a null among its values"),
     "on_error": (lambda s: s.filter(col("a") > 0).on_error("skip"), r"operator 'filter' .*on_error"),
