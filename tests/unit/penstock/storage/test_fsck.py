@@ -357,7 +357,9 @@ def test_directories_without_jobs(tmp_path: Path) -> None:
         check_store(str(tmp_path))
 
 
-def test_a_directory_that_cannot_be_listed_is_told_beside_the_others(job: Job, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_listed_is_told_beside_the_others(
+    job: Job, tmp_path: Path
+) -> None:
     place = tmp_path / "another"
     place.symlink_to(place)  # nobody can follow it
     first, second = sorted(check_store(str(tmp_path)).jobs, key=lambda one: one.is_healthy)
