@@ -77,6 +77,9 @@ def recovered(stored: StoredJob, config: Configuration, artifacts: ArtifactStore
         own = over_cluster(config, dict(stored.graph.config))
         settings = job_settings(own)
     except StreamError as error:
+        if stored.is_clean:  # it is here to be shown only
+            end = stored.record.end
+            raise JobEndedError(JobState[end.state], end.reason, is_retained=True) from error
         raise JobUnreadableError(f"its configuration cannot be used: {error}") from error
     _check_end(stored, settings, claimed_directory(own))
     if settings.keeps_in_jobmanager:

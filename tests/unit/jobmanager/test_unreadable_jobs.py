@@ -237,6 +237,25 @@ def test_a_job_that_waits_to_be_read_can_be_cancelled(
     run(scenario)
 
 
+def test_a_job_that_has_ended_is_shown_so_where_its_settings_cannot_be_used(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        config = settings(tmp_path)
+        async with cluster_of(config) as cluster:
+            await run_until_checkpoint(cluster, make_graph())
+            await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            await cluster.wait_for(JOB, "CANCELED")
+            await JobRecords(tmp_path).until_clean()
+        del config["execution.checkpointing.dir"]
+        async with cluster_of(config) as cluster:
+            details = await cluster.client.GetJob(client_pb2.GetJobRequest(job_id=JOB))
+            assert details.summary.state == client_pb2.JOB_STATE_CANCELED
+            assert not details.summary.problem
+
+    run(scenario)
+
+
 def test_checkpoints_of_an_ended_job_are_deleted_at_last(
     cluster_of: Any, make_graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
