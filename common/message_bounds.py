@@ -77,7 +77,7 @@ COUNTS: dict[str, int] = {
     "operators": 10_000,
     "edges": 100_000,
     "columns": 100_000,
-    "arguments": 1_000_000,
+    "nodes": 10_000,
     "aggregates": 100_000,
     "states": 100_000,
     "keys": 10_000,

@@ -6,7 +6,7 @@ one. ``==`` builds an expression, so expressions compare and hash by identity wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,6 +21,9 @@ from penstock.pb import graph_pb2
 if TYPE_CHECKING:
     from penstock.expressions.compiled import CompiledExpression
 
+_DEPTH_MAX = 200  # what is compiled and printed takes a few frames of Python for each
+_SIZE_MAX = 10_000  # a part that is used twice counts twice, as it is computed
+
 
 class Expr:
     """An expression over the columns of a stream.
@@ -30,6 +33,7 @@ class Expr:
     """
 
     __slots__ = ()
+    _extent: tuple[int, int] = (1, 1)
 
     def cast(self, type_: Any, *, safe: bool = False) -> Expr:
         """The value in another type.
@@ -57,7 +61,13 @@ class Expr:
 
     def columns(self) -> frozenset[str]:
         """Names of the columns that the expression reads."""
-        return frozenset().union(*(child.columns() for child in self._children()))
+        pending, found = [self], set()
+        while pending:
+            part = pending.pop()
+            pending += part._children()
+            if isinstance(part, Column):
+                found.add(part._name)
+        return frozenset(found)
 
     def type(self, schema: pa.Schema) -> pa.DataType:
         """The type of its values over a stream of this schema.
@@ -252,10 +262,6 @@ class Column(Expr):
     def __init__(self, name: str) -> None:
         self._name = name
 
-    @override
-    def columns(self) -> frozenset[str]:
-        return frozenset((self._name,))
-
 
 class Literal(Expr):
     """A constant."""
@@ -269,7 +275,7 @@ class Literal(Expr):
 class Call(Expr):
     """An operator or a function of pyarrow.compute, by its resolved name."""
 
-    __slots__ = ("_arguments", "_function", "_options")
+    __slots__ = ("_arguments", "_extent", "_function", "_options")
 
     def __init__(
         self, function: str, arguments: tuple[Expr, ...], options: Mapping[str, Any] | None = None
@@ -277,6 +283,7 @@ class Call(Expr):
         self._function = function
         self._arguments = arguments
         self._options = dict(options or {})
+        self._extent = _extent(arguments)
 
     @override
     def _children(self) -> tuple[Expr, ...]:
@@ -286,16 +293,34 @@ class Call(Expr):
 class Cast(Expr):
     """A change of type."""
 
-    __slots__ = ("_argument", "_safe", "_target")
+    __slots__ = ("_argument", "_extent", "_safe", "_target")
 
     def __init__(self, argument: Expr, target: pa.DataType, safe: bool) -> None:
         self._argument = argument
         self._target = target
         self._safe = safe
+        self._extent = _extent((argument,))
 
     @override
     def _children(self) -> tuple[Expr, ...]:
         return (self._argument,)
+
+
+def _extent(children: Iterable[Expr]) -> tuple[int, int]:
+    """How deep what is computed from these is, and how many parts it has.
+
+    Raises:
+        ExpressionError: more than what is compiled and printed part by part.
+    """
+    depth = 1 + max((child._extent[0] for child in children), default=0)
+    size = 1 + sum(child._extent[1] for child in children)
+    if depth > _DEPTH_MAX or size > _SIZE_MAX:
+        raise ExpressionError(
+            f"an expression of {size:,} parts that is {depth:,} calls deep: at most {_SIZE_MAX:,} and "
+            f"{_DEPTH_MAX} are taken. Compute parts of it as columns first (.with_columns), combine long "
+            "lists by halves, or use .isin([...]) for many values of one column"
+        )
+    return depth, size
 
 
 def col(name: str) -> Expr:

@@ -21,25 +21,28 @@ from penstock.rows.schema import schema_from_bytes, schema_to_bytes
 
 def to_proto(expression: Expr) -> graph_pb2.Expression:
     """The expression as a message."""
+    pending, found = [expression], []
+    while pending:  # the whole, then what it is computed from, the last first
+        part = pending.pop()
+        found.append(_node(part))
+        pending += part._children()
+    return graph_pb2.Expression(nodes=reversed(found))
+
+
+def _node(expression: Expr) -> graph_pb2.ExpressionNode:
     if isinstance(expression, Column):
-        return graph_pb2.Expression(column=expression._name)
+        return graph_pb2.ExpressionNode(column=expression._name)
     if isinstance(expression, Literal):
         array = array_of_scalars([expression._scalar], expression._scalar.type)
-        return graph_pb2.Expression(literal=graph_pb2.Literal(arrow=array_to_bytes(array)))
+        return graph_pb2.ExpressionNode(literal=graph_pb2.Literal(arrow=array_to_bytes(array)))
     if isinstance(expression, Cast):
-        schema = pa.schema([("value", expression._target)])
-        return graph_pb2.Expression(
-            cast=graph_pb2.Cast(
-                argument=to_proto(expression._argument),
-                type=schema_to_bytes(schema),
-                safe=expression._safe,
-            )
-        )
+        type_ = schema_to_bytes(pa.schema([("value", expression._target)]))
+        return graph_pb2.ExpressionNode(cast=graph_pb2.Cast(type=type_, safe=expression._safe))
     if isinstance(expression, Call):
-        return graph_pb2.Expression(
+        return graph_pb2.ExpressionNode(
             call=graph_pb2.Call(
                 function=expression._function,
-                arguments=map(to_proto, expression._arguments),
+                argument_count=len(expression._arguments),
                 options_json=options_to_json(expression._options),
             )
         )
@@ -48,27 +51,44 @@ def to_proto(expression: Expr) -> graph_pb2.Expression:
 
 def from_proto(message: graph_pb2.Expression) -> Expr:
     """The expression of a message."""
-    kind = message.WhichOneof("node")
+    values: list[Expr] = []
+    for node in message.nodes:
+        count = _argument_count(node)
+        if count > len(values):
+            raise ExpressionError(f"{count} values are taken where {len(values)} are")
+        arguments = tuple(values[len(values) - count :])
+        values[len(values) - count :] = [_from_node(node, arguments)]
+    if len(values) != 1:
+        raise ExpressionError(f"the message holds {len(values)} expressions, not one")
+    return values[0]
+
+
+def _argument_count(node: graph_pb2.ExpressionNode) -> int:
+    kind = node.WhichOneof("node")
+    return node.call.argument_count if kind == "call" else int(kind == "cast")
+
+
+def _from_node(node: graph_pb2.ExpressionNode, arguments: tuple[Expr, ...]) -> Expr:
+    kind = node.WhichOneof("node")
     if kind == "column":
-        return Column(message.column)
+        return Column(node.column)
     if kind == "literal":
-        array = array_from_bytes(message.literal.arrow)
+        array = array_from_bytes(node.literal.arrow)
         if len(array) != 1:
             raise ExpressionError(f"a literal holds one value, got {len(array)}")
         return Literal(array[0])
     if kind == "cast":
         try:
-            target = schema_from_bytes(message.cast.type).field(0).type
+            target = schema_from_bytes(node.cast.type).field(0).type
         except (pa.ArrowException, IndexError, OSError) as e:
             raise ExpressionError(f"the type of a cast cannot be read: {e}") from e
-        return Cast(from_proto(message.cast.argument), target, message.cast.safe)
+        return Cast(arguments[0], target, node.cast.safe)
     if kind == "call":
-        return _call_from_proto(message.call)
-    raise ExpressionError("the message holds no expression")
+        return _call_of(node.call, arguments)
+    raise ExpressionError("the message holds a node without a kind")
 
 
-def _call_from_proto(message: graph_pb2.Call) -> Expr:
-    arguments = tuple(map(from_proto, message.arguments))
+def _call_of(message: graph_pb2.Call, arguments: tuple[Expr, ...]) -> Expr:
     options = options_from_json(message.options_json)
     if message.function in OPERATORS:
         expected = 1 if message.function in ("neg", "abs", "~") else 2

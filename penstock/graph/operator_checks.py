@@ -351,12 +351,10 @@ def _check_columns(names: Iterable[str], schema: pa.Schema, where: str) -> None:
             )
 
 
+def plain_column(expression: graph_pb2.Expression) -> str:
+    """The column that an expression is, "" where it computes something."""
+    return expression.nodes[0].column if len(expression.nodes) == 1 else ""
+
+
 def _expression_columns(expression: graph_pb2.Expression) -> Iterator[str]:
-    kind = expression.WhichOneof("node")
-    if kind == "column":
-        yield expression.column
-    elif kind == "cast":
-        yield from _expression_columns(expression.cast.argument)
-    elif kind == "call":
-        for argument in expression.call.arguments:
-            yield from _expression_columns(argument)
+    return (node.column for node in expression.nodes if node.HasField("column"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.graph.operator_checks import late_tag
+from penstock.graph.operator_checks import late_tag, plain_column
 from penstock.pb import graph_pb2
 
 Keys = tuple[str, ...]
@@ -83,7 +83,7 @@ def _keeps(operator: graph_pb2.Operator, keys: Keys, tag: str) -> bool:
         same = {
             column.name
             for column in operator.project.columns
-            if column.expression.column == column.name
+            if plain_column(column.expression) == column.name
         }
         return same.issuperset(keys)
     if kind == "row_function":

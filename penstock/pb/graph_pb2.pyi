@@ -265,8 +265,31 @@ Global___SpillFormat: _TypeAlias = SpillFormat  # noqa: Y015
 
 @_typing.final
 class Expression(_message.Message):
-    """An expression over the columns of one batch."""
+    """An expression over the columns of one batch.
+    From the leaves up: what a node is computed from stands before it, and the last node is the whole. So the
+    depth of an expression is no depth of the message, which protobuf limits to 100.
+    """
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpressionNode]: ...
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[Global___ExpressionNode] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Expression: _TypeAlias = Expression  # noqa: Y015
+
+@_typing.final
+class ExpressionNode(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     COLUMN_FIELD_NUMBER: _builtins.int
@@ -296,7 +319,7 @@ class Expression(_message.Message):
     _WhichOneofArgType_node: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_node) -> _WhichOneofReturnType_node | None: ...
 
-Global___Expression: _TypeAlias = Expression  # noqa: Y015
+Global___ExpressionNode: _TypeAlias = ExpressionNode  # noqa: Y015
 
 @_typing.final
 class Literal(_message.Message):
@@ -328,23 +351,23 @@ class Call(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FUNCTION_FIELD_NUMBER: _builtins.int
-    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    ARGUMENT_COUNT_FIELD_NUMBER: _builtins.int
     OPTIONS_JSON_FIELD_NUMBER: _builtins.int
     function: _builtins.str
+    argument_count: _builtins.int
+    """The values of so many nodes before this one, which no other has taken, in order."""
     options_json: _builtins.str
     """Keyword options of the function as a JSON object; "" = none."""
-    @_builtins.property
-    def arguments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Expression]: ...
     def __init__(
         self,
         *,
         function: _builtins.str = ...,
-        arguments: _abc.Iterable[Global___Expression] | None = ...,
+        argument_count: _builtins.int = ...,
         options_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "function", b"function", "options_json", b"options_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["argument_count", b"argument_count", "function", b"function", "options_json", b"options_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -352,27 +375,25 @@ Global___Call: _TypeAlias = Call  # noqa: Y015
 
 @_typing.final
 class Cast(_message.Message):
+    """Of the value before it."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    ARGUMENT_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     SAFE_FIELD_NUMBER: _builtins.int
     type: _builtins.bytes
     """Arrow IPC schema with the one field "value" that has the target type."""
     safe: _builtins.bool
     """True: any loss is an error. False: fractions are cut towards zero, integer overflow is an error."""
-    @_builtins.property
-    def argument(self) -> Global___Expression: ...
     def __init__(
         self,
         *,
-        argument: Global___Expression | None = ...,
         type: _builtins.bytes = ...,
         safe: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["argument", b"argument"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["argument", b"argument", "safe", b"safe", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["safe", b"safe", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

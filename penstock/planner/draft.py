@@ -25,6 +25,8 @@ from penstock.rows.schema import schema_to_bytes
 from penstock.storage.key_groups import default_max_parallelism
 
 FORWARD = graph_pb2.PARTITIONING_FORWARD
+_NAME_MAX = 1_000
+"""Characters of a chain's name that are shown whole."""
 
 
 @dataclass(eq=False, slots=True)
@@ -301,20 +303,28 @@ def schema_of_input(inputs: Sequence[DraftInput], target_input: int) -> pa.Schem
 
 
 def chain_name(vertex: graph_pb2.Vertex) -> str:
-    """The chain as a person reads it: "read -> filter -> (print, project -> write)"."""
+    """The chain as a person reads it: "read -> filter -> (print, project -> write)".
+
+    Of a long one its ends.
+    """
     children: dict[int, list[int]] = {i: [] for i in range(len(vertex.operators))}
     for i, operator in enumerate(vertex.operators[1:], start=1):
         children[operator.input.operator_index].append(i)
 
-    def name(index: int) -> str:
-        own, below = shown_name(vertex.operators[index]), children[index]
-        if not below:
-            return own
-        if len(below) == 1:
-            return f"{own} -> {name(below[0])}"
-        return f"{own} -> ({', '.join(name(child) for child in below)})"
-
-    return name(0)
+    names: dict[int, str] = {}
+    for i in reversed(range(len(vertex.operators))):  # what an operator feeds stands behind it
+        below = [names.pop(child) for child in children[i]]
+        behind = f"({', '.join(below)})" if len(below) > 1 else "".join(below)
+        names[i] = (
+            f"{shown_name(vertex.operators[i])} -> {behind}"
+            if below
+            else shown_name(vertex.operators[i])
+        )
+    text = names[0]
+    if len(text) <= _NAME_MAX:
+        return text
+    half = _NAME_MAX // 2
+    return f"{text[:half]} ... {len(vertex.operators)} operators ... {text[-half:]}"
 
 
 def _vertex_proto(

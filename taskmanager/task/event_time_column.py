@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.graph.operator_checks import plain_column
 from penstock.pb import graph_pb2
 
 
@@ -12,8 +13,8 @@ def _column_before(operator: graph_pb2.Operator, name: str) -> str:
             return name
         case "project":
             for column in operator.project.columns:
-                if column.name == name and column.expression.HasField("column"):
-                    return column.expression.column
+                if column.name == name:
+                    return plain_column(column.expression)
         case _:
             pass
     return ""

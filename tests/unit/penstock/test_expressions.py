@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+import functools
+import itertools
+import operator
 import pickle
+from collections.abc import Callable
 from decimal import Decimal
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -450,25 +455,50 @@ def test_types_that_do_not_go_together_are_errors_while_the_graph_is_built(
         expression.type(KINDS)
 
 
+def _message(*before: dict[str, Any], **last: Any) -> graph_pb2.Expression:
+    return graph_pb2.Expression(
+        nodes=[graph_pb2.ExpressionNode(**node) for node in (*before, last)]
+    )
+
+
 @pytest.mark.parametrize(
     "message",
     [
         graph_pb2.Expression(),
-        graph_pb2.Expression(literal=graph_pb2.Literal(arrow=b"nonsense")),
-        graph_pb2.Expression(call=graph_pb2.Call(function="no_such")),
-        graph_pb2.Expression(call=graph_pb2.Call(function="+", arguments=[col("x").to_proto()])),
-        graph_pb2.Expression(
-            call=graph_pb2.Call(
-                function="round", arguments=[col("x").to_proto()], options_json='{"bad": 1}'
-            )
+        _message(literal=graph_pb2.Literal(arrow=b"nonsense")),
+        _message(call=graph_pb2.Call(function="no_such")),
+        _message({"column": "x"}, call=graph_pb2.Call(function="+", argument_count=1)),
+        _message({"column": "x"}, call=graph_pb2.Call(function="+", argument_count=2)),
+        _message(
+            {"column": "x"},
+            call=graph_pb2.Call(function="round", argument_count=1, options_json='{"bad": 1}'),
         ),
-        graph_pb2.Expression(
-            call=graph_pb2.Call(function="abs_checked", arguments=[], options_json="[1]")
-        ),
-        graph_pb2.Expression(cast=graph_pb2.Cast(argument=col("x").to_proto(), type=b"x")),
+        _message(call=graph_pb2.Call(function="abs_checked", options_json="[1]")),
+        _message({"column": "x"}, cast=graph_pb2.Cast(type=b"x")),
+        _message(cast=graph_pb2.Cast(type=b"x")),
+        _message({"column": "x"}, column="y"),
+        _message({}),
     ],
-    ids=range(7),
+    ids=range(11),
 )
 def test_broken_messages_are_refused(message: graph_pb2.Expression) -> None:
     with pytest.raises(ExpressionError):
         Expr.from_proto(message)
+
+
+def test_an_expression_of_150_conditions_is_computed_and_travels() -> None:
+    any_of = functools.reduce(operator.or_, [col("i") == n for n in range(150)])
+    again = Expr.from_proto(any_of.to_proto())
+    assert str(again) == str(any_of)
+    assert again.columns() == {"i"}
+    batch = pa.record_batch({"i": [149, 150]})
+    assert again.compile(batch.schema)(batch).to_pylist() == [True, False]
+
+
+@pytest.mark.parametrize("grow", [lambda e: e + 1, lambda e: e + e], ids=["deep", "large"])
+def test_an_expression_beyond_what_can_be_computed_is_refused_where_it_is_written(
+    grow: Callable[[Expr], Expr],
+) -> None:
+    grown = itertools.accumulate(range(1_000), lambda e, _: grow(e), initial=col("i"))
+    with pytest.raises(ExpressionError, match=r"calls deep: at most .*\.with_columns"):
+        list(grown)

@@ -427,7 +427,7 @@ def test_a_graph_that_lies_about_keys_is_refused(env: ps.Environment) -> None:
         for operator in vertex.operators
         if operator.name == "with_columns"
     )
-    next(c for c in columns if c.name == "a").expression.column = "b"
+    next(c for c in columns if c.name == "a").expression.nodes[0].column = "b"
     with pytest.raises(JobRejected, match="no exchange brings the rows of a key together"):
         validate(graph)
 

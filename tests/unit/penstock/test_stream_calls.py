@@ -466,6 +466,18 @@ def test_runtime_modes(env: ps.Environment) -> None:
             env.set_runtime_mode(wrong)  # type: ignore[arg-type]
 
 
+def test_a_chain_of_300_operators_has_a_name_of_its_ends(env: ps.Environment) -> None:
+    stream = env.from_rows([{"v": 1}])
+    for _ in range(300):
+        stream = stream.with_columns(v=col("v") + 1)
+    stream.discard()
+    _, vertex = env.plan().graph.vertices
+    assert vertex.name.startswith("with_columns -> with_columns")
+    assert " ... 301 operators ... " in vertex.name
+    assert vertex.name.endswith("with_columns -> discard")
+    assert len(vertex.name) < 1_100
+
+
 def test_import_is_light() -> None:
     import subprocess
     import sys
