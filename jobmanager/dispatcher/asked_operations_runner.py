@@ -12,7 +12,9 @@ from jobmanager.job.job_operation import (
     savepoint_operation,
     stop_operation,
 )
+from jobmanager.job.operations_runner import left
 from jobmanager.job.user_operations_runner import UserOperationsRunner
+from jobmanager.messages.job_state import JobState
 from penstock.errors import JobRejected, StreamError
 from penstock.storage.checkpoint_properties import SavepointFormat
 
@@ -86,6 +88,8 @@ class AskedOperationsRunner:
 def _asked(job: KnownJob) -> UserOperationsRunner:
     if job.unreadable is not None:
         raise StreamError(f"no checkpoint was taken: {job.unreadable.problem}")
+    if job.record.state is JobState.SUSPENDED:
+        raise left()
     if job.runner is None:
         raise JobRejected(f"job {job.record.job_id} has ended: {job.record.state.name}")
     return job.runner.checkpoints.asked

@@ -26,7 +26,7 @@ from jobmanager.graph.execution_attempt import AttemptState
 from jobmanager.job.checkpoint_requests_runner import TasksNotRunningError
 from jobmanager.job.job_master_runner import JobMasterRunner
 from jobmanager.job.job_operation import JobOperation, OperationKind
-from jobmanager.job.operations_runner import OperationsRunner
+from jobmanager.job.operations_runner import OperationsRunner, left
 from jobmanager.messages import job_events
 from jobmanager.messages.job_state import ENDING
 from jobmanager.scheduler.cluster_runner import ClusterRunner
@@ -34,7 +34,6 @@ from jobmanager.scheduler.drain_demand import JobThere, drain_problem
 from jobmanager.stores.drains_store import DrainsStore
 from penstock.errors import (
     JobRejected,
-    NotLeader,
     StoreCorrupt,
     StoreNotFound,
     StreamError,
@@ -74,7 +73,7 @@ class DrainsRunner:
             lambda _lane, action: self._start(action),
             self._keep,
             kept,
-            when_over=lambda: NotLeader("the JobManager ends: its successor goes on with it", ""),
+            when_over=left,
         )
 
     def _start(self, action: Callable[[], Awaitable[None]]) -> None:

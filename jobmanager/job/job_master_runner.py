@@ -260,6 +260,7 @@ class JobMasterRunner:
         self._stop_locating()
         self.checkpoints.end(is_finished=self.master.state is JobState.FINISHED)
         if self.master.state is JobState.SUSPENDED:
+            self.checkpoints.asked.operations.leave()
             raise _Left
         self._end_search()
 

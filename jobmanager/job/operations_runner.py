@@ -16,7 +16,7 @@ import structlog
 
 from jobmanager.job.job_operation import JobOperation, OperationStatus
 from jobmanager.job.kept_operations import decode_operations, encode_operations
-from penstock.errors import JobNotFound, JobRejected, StreamError
+from penstock.errors import JobNotFound, JobRejected, NotLeader, StreamError
 
 ENDED_MAX: Final = 64
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -97,6 +97,10 @@ class OperationsRunner:
                 "another id"
             )
         return known
+
+    def leave(self) -> None:
+        """The JobManager ends, and its successor goes on with what has not ended."""
+        self._when_over = left
 
     def end_all(self) -> None:
         """The job has ended, and nobody goes on with what had not."""
@@ -189,3 +193,8 @@ class OperationsRunner:
         ended = [id for id, one in self._operations.items() if one.has_ended.is_set()]
         for operation_id in ended[: max(0, len(ended) - ENDED_MAX)]:
             del self._operations[operation_id]
+
+
+def left() -> StreamError:
+    """What those are told who wait for what the next JobManager goes on with: that they ask again."""
+    return NotLeader("the JobManager ends: its successor goes on with it", "")

@@ -19,10 +19,14 @@ import pytest
 from common.pb import internal_pb2
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.dispatcher import ended_jobs_runner
+from jobmanager.dispatcher.asked_operations_runner import AskedOperationsRunner
+from jobmanager.dispatcher.known_jobs import KnownJob, KnownJobs
 from jobmanager.job.job_operation import JobOperation, OperationKind, OperationStatus
+from jobmanager.job.job_record import JobRecord
 from jobmanager.job.kept_operations import encode_operations
 from jobmanager.job.operations_runner import OperationsRunner
-from penstock.errors import JobRejected, StoreTransient, StreamError
+from jobmanager.messages.job_state import JobState
+from penstock.errors import JobRejected, NotLeader, StoreTransient, StreamError
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.kept_state import dispose
 from tests.support.job_records import JobRecords
@@ -112,8 +116,11 @@ class Takeover:
             kept = self.jobs.copy()
             self._held, self._attempts = fake.held(), fake.attempts
         # Either end of the connection may be the first to go.
-        with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)) as told:
             await asked
+        assert "has ended" not in str(told.value), (
+            "the job goes on, and who hears this asks no more"
+        )
         self.jobs.put_back(kept)
 
     @asynccontextmanager
@@ -489,6 +496,17 @@ def test_what_a_bug_has_ended_is_not_told_as_done() -> None:
         with pytest.raises(StreamError, match="job 1 has ended"):
             await operation.result()
         assert operation.status is OperationStatus.FAILED
+
+    asyncio.run(scenario())
+
+
+def test_what_is_asked_of_a_jobmanager_that_ends_is_for_its_successor(make_graph: Any) -> None:
+    async def scenario() -> None:
+        jobs = KnownJobs(1)
+        jobs[JOB] = KnownJob(JobRecord(JOB, make_graph(), None, 0), None)
+        jobs[JOB].record.state = JobState.SUSPENDED
+        with pytest.raises(NotLeader, match="its successor goes on with it"):
+            await AskedOperationsRunner(jobs).checkpoint(JOB, ID)
 
     asyncio.run(scenario())
 
