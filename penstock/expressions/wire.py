@@ -18,6 +18,9 @@ from penstock.expressions.operators import OPERATORS
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes, schema_to_bytes
 
+OPTIONS_MAX = 4 << 20
+"""Characters that one function's options may have, also where daemons take messages."""
+
 
 def to_proto(expression: Expr) -> graph_pb2.Expression:
     """The expression as a message."""
@@ -39,11 +42,17 @@ def _node(expression: Expr) -> graph_pb2.ExpressionNode:
         type_ = schema_to_bytes(pa.schema([("value", expression._target)]))
         return graph_pb2.ExpressionNode(cast=graph_pb2.Cast(type=type_, safe=expression._safe))
     if isinstance(expression, Call):
+        options = options_to_json(expression._options)
+        if len(options) > OPTIONS_MAX:
+            raise ExpressionError(
+                f"{expression}: the values in it take {len(options):,} characters, at most {OPTIONS_MAX:,} travel "
+                "with an expression. Join with a stream that has them as rows, or broadcast it"
+            )
         return graph_pb2.ExpressionNode(
             call=graph_pb2.Call(
                 function=expression._function,
                 argument_count=len(expression._arguments),
-                options_json=options_to_json(expression._options),
+                options_json=options,
             )
         )
     raise ExpressionError(f"{type(expression).__name__} is no expression")

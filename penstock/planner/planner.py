@@ -57,7 +57,7 @@ from penstock.planner.in_place import FilesInPlace
 from penstock.planner.needs import Need, find_needs, need_of, pruned
 from penstock.planner.specs import operator_proto, select_spec, specify, with_event_time
 from penstock.planner.uids import assign_uids, derived_uid
-from penstock.planner.update_keys import check_order, update_keys
+from penstock.planner.update_keys import UpdateKeys
 from penstock.planner.ways import Read, Way
 from penstock.rows.schema import EVENT_TIME
 
@@ -88,6 +88,7 @@ class Planner:
         self._uids = assign_uids(nodes)
         self._is_batch = config.runtime_mode == "batch"
         self._histories = Histories(nodes, is_batch=self._is_batch)
+        self._update_keys = UpdateKeys(nodes)
         self._see_through = _unions_to_see_through(nodes, self._histories)
         self._in_place = FilesInPlace(
             nodes, has_chains=config.pipeline_operator_chaining and self._is_batch
@@ -194,7 +195,7 @@ class Planner:
         """
         wanted = wanted_exchange(node, source)
         is_first = self._histories.is_first(node, source)
-        keys = update_keys(source)
+        keys = self._update_keys.of(source)
         if behind is None:
             return Way(source, wanted, is_first=is_first, keys_of_updates=keys)
         is_rows = behind.source.is_rows
@@ -273,7 +274,7 @@ class Planner:
             kept = () if same or parallelism == 1 else read.way.keys_of_updates
             keys = kept if set(kept) <= set(read.output.schema.names) else ()
             if not (same or parallelism == 1 or kept):
-                check_order(node.name, read.way.source)
+                self._update_keys.check_order(node.name, read.way.source)
             partitioning = FORWARD if same else _HASH if keys else _REBALANCE
         elif read.routing.is_placed and same and vertex.max_parallelism in (None, max_parallelism):
             # A key's subtask follows from the number of key-groups.

@@ -14,6 +14,7 @@ from penstock.graph.column_checks import column_name
 from penstock.graph.logical import (
     AssignEventTime,
     Filter,
+    Node,
     NodeInput,
     Project,
     ReadSource,
@@ -30,31 +31,64 @@ _UNKNOWN: _Names = (frozenset({""}),)
 """Keys of updates that an earlier job has left behind."""
 
 
-def update_keys(source: NodeInput) -> tuple[str, ...]:
-    """The keys of the updates that come by an input; () where rows come, the columns are not the keys any more, or updates of
-    several keys or of an earlier job come."""
-    return tuple(map(min, _common(_keys(source))))
-
-
-def check_order(reader: str, source: NodeInput) -> None:
-    """Refuses updates that an operator of another parallelism would read in any order.
+class UpdateKeys:
+    """The keys that updates have on their way through the job.
 
     Args:
-        reader: the operator.
-        source: what is dealt out to its subtasks and is not seen through.
-
-    Raises:
-        JobRejected: they are those of an earlier job, or of several keys in one stream.
+        nodes: the job's nodes, inputs first.
     """
-    known = _keys(source)
-    if known <= {()} or _common(known):
-        return
-    raise JobRejected(
-        f"operator {reader!r} has another parallelism than {source.node.name!r} in front of it, whose rows are updates "
-        f"{'of an earlier job' if _UNKNOWN in known else 'of several keys'}: dealt out to its subtasks, an older "
-        "value of a key might come last. Give both the same parallelism, call .key_by(...) with the keys of the updates in "
-        "between, or .as_rows() where their order does not matter"
-    )
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._known: dict[int, set[_Names]] = {}
+        for node in nodes:
+            self._known[node.index] = self._of_node(node)
+
+    def of(self, source: NodeInput) -> tuple[str, ...]:
+        """The keys of the updates that come by an input; () where rows come, the columns are not the keys any more, or
+        updates of several keys or of an earlier job come."""
+        return tuple(map(min, _common(self._of_input(source))))
+
+    def check_order(self, reader: str, source: NodeInput) -> None:
+        """Refuses updates that an operator of another parallelism would read in any order.
+
+        Args:
+            reader: the operator.
+            source: what is dealt out to its subtasks and is not seen through.
+
+        Raises:
+            JobRejected: they are those of an earlier job, or of several keys in one stream.
+        """
+        known = self._of_input(source)
+        if known <= {()} or _common(known):
+            return
+        raise JobRejected(
+            f"operator {reader!r} has another parallelism than {source.node.name!r} in front of it, whose rows are updates "
+            f"{'of an earlier job' if _UNKNOWN in known else 'of several keys'}: dealt out to its subtasks, an older "
+            "value of a key might come last. Give both the same parallelism, call .key_by(...) with the keys of the updates in "
+            "between, or .as_rows() where their order does not matter"
+        )
+
+    def _of_input(self, source: NodeInput) -> set[_Names]:
+        return set() if source.is_rows or source.tag else self._known[source.node.index]
+
+    def _of_node(self, node: Node) -> set[_Names]:
+        match node.operation:
+            case RunningAggregate(keys=keys):
+                return {tuple(frozenset({key}) for key in keys)}
+            case ReadSource(updates_of=operator) if operator:
+                return {_UNKNOWN}
+            case Project(columns=columns):
+                of_input = self._of_input(node.inputs[0])
+                passed = {_renamed(keys, columns) for keys in of_input - {_UNKNOWN}}
+                return {keys for keys in passed if all(keys)} | (of_input & {_UNKNOWN})
+            case (
+                Filter() | AssignEventTime() | RowFunction(kind=graph_pb2.ROW_FUNCTION_KIND_FILTER)
+            ):
+                return self._of_input(node.inputs[0])
+            case Union():
+                return set().union(*map(self._of_input, node.inputs))
+            case _:
+                return set()
 
 
 def _common(known: set[_Names]) -> _Names:
@@ -63,27 +97,6 @@ def _common(known: set[_Names]) -> _Names:
         return ()
     common = tuple(frozenset.intersection(*columns) for columns in zip(*known, strict=True))
     return common if all(common) else ()
-
-
-def _keys(source: NodeInput) -> set[_Names]:
-    node = source.node
-    if source.is_rows or source.tag:
-        return set()
-    match node.operation:
-        case RunningAggregate(keys=keys):
-            return {tuple(frozenset({key}) for key in keys)}
-        case ReadSource(updates_of=operator) if operator:
-            return {_UNKNOWN}
-        case Project(columns=columns):
-            of_input = _keys(node.inputs[0])
-            passed = {_renamed(keys, columns) for keys in of_input - {_UNKNOWN}}
-            return {keys for keys in passed if all(keys)} | (of_input & {_UNKNOWN})
-        case Filter() | AssignEventTime() | RowFunction(kind=graph_pb2.ROW_FUNCTION_KIND_FILTER):
-            return _keys(node.inputs[0])
-        case Union():
-            return set().union(*map(_keys, node.inputs))
-        case _:
-            return set()
 
 
 def _renamed(keys: _Names, columns: Sequence[tuple[str, Expr]]) -> _Names:

@@ -19,8 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.message_bounds import check_message
 from penstock.errors import BadRecord, ExpressionError
 from penstock.expressions import BadRow, Expr, col, evaluate_each, fn, lit, when
+from penstock.expressions.wire import OPTIONS_MAX
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
 from tests.support.examples import examples
@@ -502,3 +504,10 @@ def test_an_expression_beyond_what_can_be_computed_is_refused_where_it_is_writte
     grown = itertools.accumulate(range(1_000), lambda e, _: grow(e), initial=col("i"))
     with pytest.raises(ExpressionError, match=r"calls deep: at most .*\.with_columns"):
         list(grown)
+
+
+def test_more_values_than_travel_with_an_expression_are_refused_with_what_to_do() -> None:
+    many = col("i").isin(list(range(500_000)))
+    with pytest.raises(ExpressionError, match=r"(?s)isin.*at most 4,194,304 .*Join with a stream"):
+        many.to_proto()
+    check_message(graph_pb2.Call(options_json=" " * OPTIONS_MAX))  # daemons take as many

@@ -234,3 +234,11 @@ def test_windows_without_lateness_give_out_rows(env: ps.Environment) -> None:
     once = rows(env).key_by("k").window(ps.tumbling("1s")).aggregate(n=ps.sum("n"))
     once.key_by("k").aggregate(n=ps.sum("n")).discard()
     env.plan()
+
+
+def test_a_stream_that_is_split_and_joined_again_40_times_is_planned(env: ps.Environment) -> None:
+    stream = best(env)
+    for n in range(40):
+        stream = stream.filter(col("n") > n).union(stream.filter(col("n") <= n))
+    stream.discard()
+    assert len(env.plan().graph.vertices) > 40
