@@ -18,14 +18,13 @@ from penstock.expressions import calls
 from penstock.expressions.calendar_times import CALENDAR, in_calendar
 from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
 from penstock.expressions.conditionals import Conditional, ReadColumns, needed_parts
+from penstock.expressions.decimal_rounding import ROUNDING, rounding
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
 from penstock.expressions.literals import adopt, array_of_scalars, written_decimal
 from penstock.expressions.mixed_numbers import (
-    ROUNDING,
     choice_problem,
     clocks_problem,
     of_floats,
-    rounding,
 )
 from penstock.expressions.operators import (
     OPERATORS,

@@ -23,8 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from penstock.expressions.decimal_rounding import rounding
+from penstock.expressions.literals import array_of_scalars
+
 Apply = Callable[[list[Any]], Any]
 """Arrow arrays or scalars in, an array or scalar out."""
+_DIGITS_OF_INTEGERS = {8: 3, 16: 5, 32: 10}
+_WRONG_FROM = 0xFFFF_FFF0
+"""Arrow takes the greatest word of 32 bits for one of the quotient, and then up to three less, where it goes wrong (``decimal_rounding``)."""
 _PYTHON_DIGITS = 400
 """More than a quotient of two decimals needs to be told from a whole number."""
 
@@ -34,10 +40,11 @@ def true_divide(types: Sequence[pa.DataType]) -> Apply:
     divide = pc.get_function("divide").call
     if pt.is_duration(types[0]) and pt.is_integer(types[1]):
         return lambda args: _nearest_duration(args[0], args[1])
-    if any(map(pt.is_decimal256, types)) and not any(map(pt.is_floating, types)):
+    if any(map(pt.is_decimal, types)) and not any(map(pt.is_floating, types)):
         kind = _quotient_type(types)
         digit = Decimal(1).scaleb(-kind.scale)
-        return by_python(kind, lambda a, b: (a / b).quantize(digit, ROUND_DOWN))
+        exactly = by_python(kind, lambda a, b: (a / b).quantize(digit, ROUND_DOWN))
+        return exactly if pt.is_decimal256(kind) else _of_right_words(divide, exactly)
     if not all(pt.is_integer(t) or pt.is_boolean(t) for t in types):
         return divide
     to_float = pc.CastOptions(pa.float64(), allow_float_truncate=True)
@@ -64,8 +71,20 @@ def modulo(types: Sequence[pa.DataType]) -> Apply:
     kind = _quotient_type(types)
     if pt.is_floating(kind):
         return _of_floats(np.mod, kind)
-    floor = _floor_of_decimals(types, kind)
-    return lambda args: pc.subtract(args[0], pc.multiply(floor(args), args[1]))
+    rest, wider = _rest_type(types, kind), kind
+    try:  # what is rounded down may have a digit more, and the rest none
+        wider = pa.decimal128(kind.precision + 1, kind.scale)
+        _rest_type(types, wider)
+    except ValueError:
+        wider = kind
+    floor, cast = _floor_of_decimals(types, wider), pc.get_function("cast").call
+    fitting = pc.CastOptions(rest)
+    return lambda args: cast([pc.subtract(args[0], pc.multiply(floor(args), args[1]))], fitting)
+
+
+def _rest_type(types: Sequence[pa.DataType], quotient: pa.DataType) -> pa.DataType:
+    dividend, divisor = (pa.nulls(1, kind) for kind in types)
+    return pc.subtract(dividend, pc.multiply(pa.nulls(1, quotient), divisor)).type
 
 
 def _quotient_type(types: Sequence[pa.DataType]) -> pa.DataType:
@@ -74,20 +93,47 @@ def _quotient_type(types: Sequence[pa.DataType]) -> pa.DataType:
 
 def _floor_of_decimals(types: Sequence[pa.DataType], kind: pa.DataType) -> Apply:
     """The quotient rounded down. Arrow cuts quotients towards zero at a scale that may be too short to tell
-    -1.00001 from -1, unless the dividend has as many digits behind the point as the divisor.
+    -1.00001 from -1, unless the dividend has as many digits behind the point as the divisor, or is given them.
 
     >>> digits = pa.decimal128(5, 0), pa.decimal128(5, 3)
     >>> floor = _floor_of_decimals(digits, _quotient_type(digits))
     >>> str(floor([pa.scalar(Decimal(-100), digits[0]), pa.scalar(Decimal("99.999"), digits[1])]))
     '-2.0000'
     """
-    divide, floor = pc.get_function("divide").call, pc.get_function("floor").call
     dividend, divisor = types
-    is_long = any(map(pt.is_decimal256, types))
-    scale = divisor.scale if pt.is_decimal(divisor) else 0
-    if pt.is_decimal(dividend) and dividend.scale + 1 >= scale and not is_long:
-        return lambda args: floor([divide(args)])
-    return by_python(kind, _floor_of)
+    if any(map(pt.is_decimal256, types)):
+        return by_python(kind, _floor_of)
+    digits = _DIGITS_OF_INTEGERS.get(dividend.bit_width, 20), 0
+    if pt.is_decimal(dividend):
+        digits = dividend.precision, dividend.scale
+    more = max(0, (divisor.scale if pt.is_decimal(divisor) else 0) - 1 - digits[1])
+    try:
+        exact = dividend
+        if more or not pt.is_decimal(dividend):
+            exact = pa.decimal128(digits[0] + more, digits[1] + more)
+        quotient = _quotient_type([exact, divisor])
+    except ValueError:  # more digits than 128 bits have
+        return by_python(kind, _floor_of)
+    divide, cast = true_divide([exact, divisor]), pc.get_function("cast").call
+    floor = rounding("floor", pc.get_function("floor").call, [quotient], {}, kind)
+    exactly = pc.CastOptions(exact)
+    return lambda args: floor([divide([cast(args[:1], exactly), args[1]])])
+
+
+def _of_right_words(divide: Apply, exactly: Apply) -> Apply:
+    """Arrow's division where it is right: a wrong quotient of its has a word of 32 bits with almost only ones."""
+
+    def apply(args: list[Any]) -> Any:
+        found = divide(args)
+        sizes = pc.abs(found)
+        if isinstance(sizes, pa.Scalar):
+            sizes = array_of_scalars([sizes], sizes.type)
+        if sizes.type.bit_width < 128 or not len(sizes):
+            return found
+        words = np.frombuffer(sizes.buffers()[1], np.uint32)[4 * sizes.offset :][: 4 * len(sizes)]
+        return exactly(args) if words.max() >= _WRONG_FROM else found
+
+    return apply
 
 
 def by_python(kind: pa.DataType, function: Callable[..., Decimal]) -> Apply:

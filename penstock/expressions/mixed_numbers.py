@@ -1,40 +1,20 @@
 """Where Arrow refuses, or spoils, a number that the result's type does not hold as it is.
 
 Beside a float64 an integer becomes one, rounded where it has more than 53 bits, as in Python; Arrow refuses
-those. Times of several zones and units Arrow makes one by their numbers, whatever the units. A decimal that is rounded up to a digit more than its type has is an error; Arrow may give 0 for it
-where other values follow.
+those. Times of several zones and units Arrow makes one by their numbers, whatever the units.
 """
 
 from __future__ import annotations
 
-import decimal
-from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from penstock.expressions.division import by_python
-
 Apply = Callable[[list[Any]], Any]
 """Arrow arrays or scalars in, an array or scalar out."""
-
-ROUNDING = frozenset({"ceil", "floor", "round", "round_binary", "round_to_multiple", "trunc"})
-"""Functions of pyarrow.compute that round."""
-_MODE_OF = {"ceil": "up", "floor": "down", "trunc": "towards_zero"}
-_MODES = {
-    "down": decimal.ROUND_FLOOR,
-    "up": decimal.ROUND_CEILING,
-    "towards_zero": decimal.ROUND_DOWN,
-    "towards_infinity": decimal.ROUND_UP,
-    "half_towards_zero": decimal.ROUND_HALF_DOWN,
-    "half_towards_infinity": decimal.ROUND_HALF_UP,
-    "half_to_even": decimal.ROUND_HALF_EVEN,
-}
-"""Arrow's names of ways to round that Python has too."""
-_WIDEST = 76
 
 
 def of_floats(kernel: Apply, types: Sequence[pa.DataType], first: int = 0) -> Apply:
@@ -131,30 +111,3 @@ def _with_rounded(kernel: Apply, first: int) -> Apply:
         return kernel([cast([arg], rounded) if wide else arg for arg, wide in pairs])
 
     return apply
-
-
-def rounding(
-    name: str, kernel: Apply, types: Sequence[pa.DataType], given: Mapping[str, Any]
-) -> Apply:
-    """The kernel of a function of ``ROUNDING``, which refuses what does not fit the type any more.
-
-    Args:
-        name: of the function.
-        kernel: of it.
-        types: of its arguments.
-        given: its options by name.
-    """
-    kind = types[0]
-    if not pt.is_decimal(kind):
-        return kernel
-    mode = _MODES.get(given.get("round_mode", _MODE_OF.get(name, "half_to_even")))
-    if pt.is_decimal256(kind) and mode is not None and name in {*_MODE_OF, "round"}:
-        digit = Decimal(1).scaleb(-given.get("ndigits", 0))
-        rounded = by_python(kind, lambda number: number.quantize(digit, mode))
-        return lambda args: rounded(args[:1])
-    if kind.precision == _WIDEST:
-        return kernel
-    widened = pc.CastOptions(pa.decimal256(_WIDEST, kind.scale))
-    narrowed = pc.CastOptions(kind)
-    cast = pc.get_function("cast").call
-    return lambda args: cast([kernel([cast(args[:1], widened), *args[1:]])], narrowed)

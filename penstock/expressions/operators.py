@@ -49,6 +49,8 @@ def function_kernel(name: str, types: Sequence[pa.DataType]) -> Callable[..., An
     """
     if name == "divide" and all(map(pt.is_integer, types)):
         name = "divide_checked"
+    if name in ("divide", "divide_checked") and any(map(pt.is_decimal, types)):
+        return true_divide(types)
     if name in ("shift_left", "shift_left_checked"):
         return _shift_left
     if name in _EXTREMES and any(map(pt.is_fixed_size_binary, types)):

@@ -41,7 +41,6 @@ _FIXED = {
 _MONTHS = {"month": 1, "quarter": 3, "year": 12}
 _LARGER = [*_FIXED][:-1]
 _MONTHS_BEFORE_1970 = 1970 * 12
-_LONGEST = 1 << 62
 _DATE64_DAY = 86_400_000
 """Milliseconds, which a date64 counts."""
 
@@ -85,7 +84,9 @@ def _starts(name: str, kind: pa.DataType, unit_of_type: int, given: Mapping[str,
     multiple, unit = given.get("multiple", 1), given.get("unit", "day")
     from_larger = bool(given.get("calendar_based_origin", False))
     is_of_months = unit in _MONTHS
-    step = multiple * (_MONTHS[unit] * 31 * DAY if is_of_months else _FIXED[unit])
+    step = multiple * _FIXED.get(unit, DAY)
+    if is_of_months:  # at most: 400 years, or 4800 months, have 146097 days
+        step = (multiple * _MONTHS[unit] * 146_097 // 4800 + 2) * DAY
     whole, rest = divmod(step, unit_of_type)
     if from_larger and pt.is_duration(kind):
         raise ExpressionError(
@@ -103,7 +104,7 @@ def _starts(name: str, kind: pa.DataType, unit_of_type: int, given: Mapping[str,
         raise ExpressionError(
             f"{name}: {kind} has no multiples of {multiple} {unit}; cast it to one with a finer unit first"
         )
-    if whole >= _LONGEST:
+    if whole >= 1 << 63:
         raise ExpressionError(f"{name}: {multiple} {unit} is more than {kind} can count")
     per_day = DAY // unit_of_type
     if from_larger and unit == "week" and multiple > 1:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +30,12 @@ UNITS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_4
 """What a time of day in each unit is less than."""
 
 _INT64_LIMIT = 1 << 63
+
+DIGITS_OF_64_BITS = 19
+"""Decimals of so many digits Arrow divides rightly."""
+
+_DIGITS_OF_32_BITS = 9
+"""By powers of ten of so many digits it divides any decimal rightly."""
 
 _INFINITY = r"(?i)^\s*[+-]?inf(inity)?\s*$"
 """Texts that are infinite as they stand."""
@@ -131,6 +138,10 @@ def _guarded(source: pa.DataType, target: pa.DataType, *, truncate: bool) -> Ker
     """Arrow's cast, with steps in between where that alone is wrong."""
     if pt.is_decimal(target):
         return _to_decimal(source, target, truncate=truncate)
+    if pt.is_decimal(source) and pt.is_integer(target) and source.scale > _DIGITS_OF_32_BITS:
+        to_whole = _to_decimal(source, pa.decimal256(76, 0), truncate=truncate)
+        checked = _direct(_options(target, truncate=False))
+        return lambda value: checked(to_whole(value))
     if pt.is_decimal(source) and pt.is_float64(target):
         return _nearest_float(source)
     return _direct(_options(target, truncate=truncate))
@@ -196,16 +207,25 @@ def _to_decimal(source: pa.DataType, target: pa.DataType, *, truncate: bool) -> 
         return lambda value: checked(rounded(value))
     wide = pa.decimal256(76, target.scale)
     widened = _direct(_options(wide, truncate=truncate))
+    if pt.is_decimal(source) and source.precision > DIGITS_OF_64_BITS:
+        widened = _cut(source.scale, target.scale, truncate=truncate)
     if pt.is_decimal(source) and source.scale < target.scale:
         widened = _with_room(source, widened, target.scale - source.scale)
     if pt.is_string(source) or pt.is_large_string(source):
-        widened = _of_fitting_text(widened, 76 - target.scale)
+        widened = _of_fitting_text(widened, 76 - target.scale, truncate=truncate)
     if target.bit_width >= 128:
         return lambda value: checked(widened(value))
     # Arrow takes the lowest bits of what is too large for so few.
     of_digits = pa.decimal128(target.precision, target.scale)
     fitting = _direct(_options(of_digits, truncate=False))
     return lambda value: checked(fitting(widened(value)))
+
+
+def _cut(digits: int, scale: int, *, truncate: bool) -> Kernel:
+    """To 256 bits and fewer digits behind the point, so many at once as Arrow cuts rightly."""
+    scales = [*range(digits - _DIGITS_OF_32_BITS, scale, -_DIGITS_OF_32_BITS), scale]
+    steps = [_direct(_options(pa.decimal256(76, each), truncate=truncate)) for each in scales]
+    return lambda value: reduce(lambda found, step: step(found), steps, value)
 
 
 def _with_room(source: pa.DataType, widened: Kernel, more_digits: int) -> Kernel:
@@ -221,12 +241,16 @@ def _with_room(source: pa.DataType, widened: Kernel, more_digits: int) -> Kernel
     return lambda value: widened(fitting(value))
 
 
-def _of_fitting_text(widened: Kernel, digits: int) -> Kernel:
-    """Refuses texts of numbers with more digits before the point; Arrow wraps them."""
+def _of_fitting_text(widened: Kernel, digits: int, *, truncate: bool) -> Kernel:
+    """Refuses texts of numbers with more digits before the point, which Arrow wraps, and cuts those that are far behind it."""
     limit = Decimal(f"1E{digits}")
     as_float = _direct(_options(pa.float64(), truncate=False))
+    kept = max(76 - digits, 0) + _DIGITS_OF_32_BITS
+    cut_at = {"pattern": rf"^([^eE]*\.\d{{{kept}}})\d+$", "replacement": r"\1"}
 
     def cast(value: Any) -> Any:
+        if truncate and pc.any(pc.greater(pc.binary_length(value), kept), min_count=0).as_py():
+            value = pc.replace_substring_regex(value, **cut_at)
         numbers = widened(value)
         is_near = pc.greater(pc.abs(as_float(value)), float(limit) * 0.99)
         if pc.any(is_near, min_count=0).as_py():

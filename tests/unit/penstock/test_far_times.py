@@ -174,6 +174,18 @@ def test_rounding_is_right_or_refused(name: str, kind: pa.DataType, unit: str) -
             assert value == (expected if fits else "error")
 
 
+@pytest.mark.parametrize("name", ["floor_temporal", "ceil_temporal", "round_temporal"])
+def test_as_many_years_as_a_type_counts_are_a_multiple(name: str) -> None:
+    kind = pa.timestamp("ns")
+    for multiple in (144, 200, 292):
+        found = computed(getattr(col("t"), name)(multiple, "year"), times(kind, samples(kind)))
+        for moment, value in zip(samples(kind), found, strict=True):
+            expected = rounded(name, moment, multiple, "year")
+            assert value == (expected if -(1 << 63) <= expected < 1 << 63 else "error")
+    with pytest.raises(ExpressionError, match="293 year is more than"):
+        getattr(col("t"), name)(293, "year").compile(pa.schema({"t": kind}))
+
+
 @pytest.mark.parametrize("multiple", [0, -1, 1.5, True])
 def test_a_multiple_is_a_whole_number_from_one(multiple: Any) -> None:
     """0 ended the process by a signal, at the first row."""
