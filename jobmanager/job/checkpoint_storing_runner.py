@@ -67,6 +67,8 @@ class CheckpointStoringRunner:
         self._given_up: asyncio.Future[None] | None = None
         """Done where the checkpoint that is being stored is waited for no longer."""
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+        self._unsettled: c.StoreCheckpoint | None = None
+        """Of which nobody knows yet whether it is stored; there is one at most."""
         self._settling = OutageLog(
             self._log, "checkpoint.not_settled", "checkpoint.settled_again", "warning"
         )
@@ -91,7 +93,7 @@ class CheckpointStoringRunner:
                 self._given_up,
             )
         except (HeadOutcomeUnknown, StoreSilent) as error:
-            await self._settle(effect.stored, error)
+            await self._settle_at_last(effect.stored, error)
         except StreamError as error:
             self._fail(error)
         else:
@@ -100,16 +102,17 @@ class CheckpointStoringRunner:
             self._storing = 0
             self._is_stored.set()
 
-    async def _settle(self, wanted: c.StoreCheckpoint, unknown: StreamError) -> None:
+    async def _settle_at_last(self, wanted: c.StoreCheckpoint, unknown: StreamError) -> None:
         """Finds out what has become of a checkpoint, however long that takes; the job's tasks run on."""
-        store, checkpoint_id = self._store, wanted.checkpoint_id
-        store.give_up(checkpoint_id)
+        checkpoint_id = wanted.checkpoint_id
+        self._store.give_up(checkpoint_id)
         now_ms = self._clock.now_ms()
         self._post(c.StoreOutcomeUnknown(checkpoint_id, str(unknown), now_ms))
+        self._unsettled = wanted
         self._is_stored.set()
         for attempt in count():
             try:
-                event = await self._calls.run("settle", lambda: store.settle(checkpoint_id))
+                await self.settle()
             except StoreTransient as error:
                 self._settling.failed(checkpoint_id=checkpoint_id, reason=str(error))
             except StreamError as error:
@@ -117,15 +120,26 @@ class CheckpointStoringRunner:
                 return
             else:
                 self._settling.worked()
-                self._log.info(
-                    "checkpoint.settled",
-                    checkpoint_id=checkpoint_id,
-                    is_stored=isinstance(event, c.CheckpointStored),
-                )
-                self._note_stored(wanted, event)
                 return
             if not await self._calls.pause_after(attempt):
                 return
+
+    async def settle(self) -> None:
+        """Finds out what has become of the checkpoint of which that is not known; there need not be one.
+
+        Raises:
+            StreamError: it cannot be found out now.
+        """
+        store, wanted = self._store, self._unsettled
+        if wanted is None:
+            return
+        checkpoint_id = wanted.checkpoint_id
+        event = await self._calls.run("settle", lambda: store.settle(checkpoint_id))
+        if self._unsettled is wanted:  # else it was found out meanwhile
+            self._unsettled = None
+            is_stored = isinstance(event, c.CheckpointStored)
+            self._log.info("checkpoint.settled", checkpoint_id=checkpoint_id, is_stored=is_stored)
+            self._note_stored(wanted, event)
 
     def _note_stored(
         self, wanted: c.StoreCheckpoint, event: c.CheckpointStored | c.CheckpointNotStored

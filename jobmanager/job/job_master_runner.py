@@ -54,6 +54,8 @@ from penstock.errors import StreamError
 from penstock.storage.object_store import ObjectStore
 
 _CANCELLATION_MARGIN_MS = 5_000
+_OPERATIONS_PATIENCE_S = 5.0
+"""How long the end of a job that is FINISHED waits for those of its operations, which the next JobManager knows by it."""
 _END = "end"
 _PROMOTION = "promotion"
 """Lane of work that concerns several TaskManagers."""
@@ -461,6 +463,8 @@ class JobMasterRunner:
             self.post(job_events.PartitionsPromoted())
 
     async def _note_end(self, state: JobState) -> None:
+        if state is JobState.FINISHED:
+            await self.checkpoints.asked.operations.until_ended(_OPERATIONS_PATIENCE_S)
         await self._end(state)
         assert self._is_end_safe is not None, "it is made where the end begins"
         self._is_end_safe.set()

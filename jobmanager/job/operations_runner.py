@@ -8,6 +8,8 @@ what has not ended.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
@@ -74,7 +76,12 @@ class OperationsRunner:
         known = self.known(wanted)
         if known is not None:
             return known
-        self.go_on(wanted, work)
+
+        async def keep_and_work(operation: JobOperation) -> None:
+            await self.keep()
+            await work(operation)
+
+        self.go_on(wanted, keep_and_work)
         self._operations[wanted.operation_id] = wanted
         self._forget_old()
         return wanted
@@ -116,10 +123,17 @@ class OperationsRunner:
         """Those that have not ended."""
         return [one for one in self._operations.values() if not one.has_ended.is_set()]
 
+    async def until_ended(self, limit_s: float) -> None:
+        """Waits for the ends of all, so long at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                for operation in self.under_way():
+                    await operation.has_ended.wait()
+
     def go_on(
         self, operation: JobOperation, work: Callable[[JobOperation], Awaitable[None]]
     ) -> None:
-        """Begins, or begins again, what has not ended."""
+        """Begins, or begins again, what has not ended, and is kept."""
         self._in_order(f"operation {operation.operation_id}", lambda: self._do(operation, work))
 
     async def keep_taken_back(self, paths: Iterable[str]) -> None:
@@ -163,7 +177,6 @@ class OperationsRunner:
     ) -> None:
         named = {"operation_id": operation.operation_id, "path": operation.path}
         try:
-            await self.keep()
             await work(operation)
         except StreamError as error:
             operation.error, operation.status = error, OperationStatus.FAILED

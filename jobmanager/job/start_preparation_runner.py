@@ -1,8 +1,8 @@
 """What a start of one job, or of a part of it, goes on from.
 
-attempt numbers are reserved -> what is being stored is waited for -> the newest checkpoint is found -> what goes
-back behind output is noted -> each subtask gets its state -> ``StartPrepared``; what dead attempts have left is swept
-behind that.
+attempt numbers are reserved -> what is being stored is waited for -> the newest checkpoint is found, and whether one
+is stored of which that was not known -> what goes back behind output is noted -> each subtask gets its state ->
+``StartPrepared``; what dead attempts have left is swept behind that.
 """
 
 from __future__ import annotations
@@ -155,6 +155,7 @@ class StartPreparationRunner:
             return job_events.StartPrepared(attempt)
         await storing.wait()
         found = await self._found(store, effect)
+        await storing.settle()  # before tasks go on from it, and may end with it
         restored, brought = None, list[str]()
         if self._savepoints is not None:
             restored_id = found.newest.checkpoint_id if found.newest else 0

@@ -11,12 +11,14 @@ from functools import partial
 from itertools import count
 from uuid import uuid4
 
+import structlog
+
 from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.job.checkpoint_requests_runner import (
     CheckpointRequestsRunner,
     TasksNotRunningError,
 )
-from jobmanager.job.job_calls_runner import JobCallsRunner
+from jobmanager.job.job_calls_runner import JobCallsRunner, pause_s
 from jobmanager.job.job_operation import (
     JobOperation,
     OperationKind,
@@ -25,7 +27,7 @@ from jobmanager.job.job_operation import (
 )
 from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.job.savepoints_runner import SavepointsRunner
-from penstock.errors import InvariantViolation, JobRejected
+from penstock.errors import InvariantViolation, JobRejected, StoreTransient
 from penstock.storage.checkpoint_properties import (
     PLAIN,
     BehindBarrier,
@@ -65,6 +67,7 @@ class UserOperationsRunner:
         self._inherited = operations.under_way() if is_recovered else []
         """What another JobManager had begun, and has not been gone on with."""
         self._has_run = not is_recovered
+        self._log = structlog.get_logger(__name__).bind(job_id=job_id)
 
     def checkpoint(self, operation_id: str = "") -> JobOperation:
         """Begins to take a checkpoint now; its end says what came of it.
@@ -186,7 +189,20 @@ class UserOperationsRunner:
                 case OperationKind.DRAIN:
                     raise InvariantViolation("drains are the cluster's, and no job's")
 
-        await self._once_tasks_run(work, operation)
+        for attempt in count():
+            try:
+                await self._once_tasks_run(work, operation)
+            except StoreTransient as error:  # what has become of it is not known yet
+                self._log.warning(
+                    "operation.not_resumed",
+                    operation_id=operation.operation_id,
+                    retry_s=pause_s(attempt),
+                    reason=str(error),
+                )
+                if not await self._calls.pause_after(attempt):
+                    raise
+            else:
+                return
 
     async def _once_tasks_run(
         self, work: Callable[[JobOperation], Awaitable[None]], operation: JobOperation

@@ -20,6 +20,7 @@ from jobmanager.checkpoint import claimed_head_store
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
+from jobmanager.job import job_calls_runner
 from jobmanager.job.job_description import JobDescription
 from jobmanager.metrics import build_registry
 from penstock.client.grpc_errors import error_from_rpc
@@ -92,6 +93,16 @@ class Breakable(LocalStore):
         if "swap" in self.lost:
             raise StoreTransient("swap: the answer is lost")
         return swapped
+
+
+class Stopping(Checkpointed):
+    """What begins from the checkpoint with which its job is stopped commits, and ends."""
+
+    @override
+    def deploy(self, task: Any) -> None:
+        super().deploy(task)
+        if task.restore.stopped:
+            self.taskmanager.report_state(task.attempt, STATES.ATTEMPT_STATE_FINISHED)
 
 
 @pytest.fixture
@@ -205,6 +216,45 @@ def test_checkpoints_go_on_where_a_start_failed_after_an_unknown_outcome(
             await cluster.wait_for(JOB, "FINISHED")
 
     run(scenario)
+
+
+def test_a_stop_that_all_tasks_go_on_from_before_it_is_settled_is_done(
+    cluster_of: Any,
+    make_graph: Any,
+    tmp_path: Path,
+    broken_store: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The start finds that HEAD names its checkpoint: the job ends with it, and so does who asked for the stop."""
+    monkeypatch.setattr(
+        job_calls_runner, "_FIRST_PAUSE_S", DEADLINE_S
+    )  # before it is settled again
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            fake = Stopping(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            broken_store.lost.add("swap")
+            broken_store.broken.add("get")
+            request = client_pb2.StopJobRequest(
+                job_id=JOB, operation_id="stop", directory=str(tmp_path / "savepoints")
+            )
+            stop = asyncio.ensure_future(cluster.client.StopJob(request, timeout=DEADLINE_S))
+            while not any(  # noqa: ASYNC110 - a thread tries
+                one["event"] == "checkpoint.not_settled" for one in logs
+            ):
+                await asyncio.sleep(0.01)
+            for calls in (broken_store.broken, broken_store.lost):
+                calls.clear()
+            fake.fail()
+            await cluster.wait_for(JOB, "FINISHED")
+            assert (await stop).checkpoint_id == 1
+            [savepoint] = (tmp_path / "savepoints").iterdir()
+            assert (savepoint / "committed").exists()
+
+    with structlog.testing.capture_logs() as logs:
+        run(scenario)
 
 
 def test_what_a_failing_store_did_not_let_go_is_swept_without_another_restart(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -26,6 +27,7 @@ from jobmanager.job.job_record import JobRecord
 from jobmanager.job.kept_operations import encode_operations
 from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.messages.job_state import JobState
+from jobmanager.stores.job_store import JobStore
 from penstock.errors import JobRejected, NotLeader, StoreTransient, StreamError
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.kept_state import dispose
@@ -236,6 +238,39 @@ def test_a_savepoint_that_had_begun_is_taken_by_the_next(takeover: Takeover) -> 
     run(scenario)
 
 
+@pytest.mark.parametrize("silent", ["directory", "record"])
+def test_a_savepoint_that_had_begun_is_taken_by_the_next_whose_storage_is_slow_at_first(
+    takeover: Takeover, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    begin, keep, failures = SavepointStoreRunner.begin, OperationsRunner.keep, []
+
+    def slow_begin(self: SavepointStoreRunner) -> Any:
+        if not failures:
+            failures.append("begin")
+            raise StoreTransient("no answer")
+        return begin(self)
+
+    async def slow_keep(self: OperationsRunner) -> None:
+        if not failures:
+            failures.append("keep")
+            raise StoreTransient("no answer")
+        await keep(self)
+
+    async def scenario() -> None:
+        await takeover.first(savepoint(takeover), 0, lambda: is_kept(takeover))
+        if silent == "directory":
+            monkeypatch.setattr(SavepointStoreRunner, "begin", slow_begin)
+        else:
+            monkeypatch.setattr(OperationsRunner, "keep", slow_keep)
+        async with takeover.second() as cluster:
+            found = await ended(cluster)
+            assert found.status == client_pb2.OPERATION_STATUS_COMPLETED, found.message
+            assert takeover.mark("manifest")
+        assert failures
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("behind", [0, 1])
 def test_the_output_of_a_savepoint_is_taken_back_where_the_next_begins_before_it(
     takeover: Takeover, behind: int
@@ -421,6 +456,45 @@ def test_what_was_asked_for_is_told_again_when_the_job_has_ended(
                 grpc.aio.AioRpcError, match=f"operation {ID} .* is a .* no savepoint"
             ):
                 await apart(takeover)(cluster)
+
+    run(scenario)
+
+
+def test_a_stop_has_ended_for_the_next_where_its_job_has(
+    cluster_of: Any,
+    make_graph: Any,
+    takeover: Takeover,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The JobManager is killed once it has stored the end of the job, and no later."""
+    mark, note = SavepointStoreRunner.mark_committed, JobStore.note_end
+    is_noted, left = threading.Event(), list[dict[Path, bytes]]()
+
+    def slow_mark(self: SavepointStoreRunner) -> None:
+        is_noted.wait(0.2)
+        mark(self)
+
+    def noted(self: JobStore, *args: Any) -> None:
+        note(self, *args)
+        left.append(takeover.jobs.copy())
+        is_noted.set()
+
+    monkeypatch.setattr(SavepointStoreRunner, "mark_committed", slow_mark)
+    monkeypatch.setattr(JobStore, "note_end", noted)
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            fake.finish_on_completion = True
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            await stop(takeover)(cluster)
+            await cluster.wait_for(JOB, "FINISHED")
+        takeover.jobs.put_back(left[0])
+        async with cluster_of(settings(tmp_path)) as cluster:
+            found = await ended(cluster)
+            assert found.status == client_pb2.OPERATION_STATUS_COMPLETED, found.message
 
     run(scenario)
 
