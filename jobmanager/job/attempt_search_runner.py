@@ -1,8 +1,9 @@
 """Looks for what an earlier JobManager has deployed of a job, and waits for the TaskManagers that had it.
 
 The job's record names these. Each of them registers and tells what it runs, refuses connections and is gone, or says
-nothing until TaskManagers that live would have come; one that does not come soon is told who leads. From the beginning of the search on, slots in which attempts of
-the job run are the job's; those that it does not take over are freed by it.
+nothing until TaskManagers that live would have come; one that does not come soon is told who leads, also when it is waited for
+no longer: it may know of no other JobManager, and the job may need its slots. From the beginning of the search on, slots in which
+attempts of the job run are the job's; those that it does not take over are freed by it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 import structlog
 
 from common.clock import Clock
+from common.outage_log import OutageLog
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.graph.slot import Slot
 from jobmanager.job.job_operation import OperationKind
@@ -33,6 +35,8 @@ _PAUSE_S: Final = 0.1
 """Between two looks at those that have not come."""
 _NEWS_PAUSE_S: Final = 0.5
 """Before those are told, and told again, who leads."""
+_LATE_NEWS_PAUSE_S: Final = 5.0
+"""The same, when they are waited for no longer."""
 
 
 class AttemptSearchRunner:
@@ -44,6 +48,7 @@ class AttemptSearchRunner:
         cluster: where TaskManagers register.
         kept: its complete partitions.
         operations: what users have asked of the job, and has not ended.
+        keep_s: how long TaskManagers keep what they run for a JobManager that is silent.
         post: takes what was found.
     """
 
@@ -56,6 +61,7 @@ class AttemptSearchRunner:
         kept: KeptPartitionsRunner,
         clock: Clock,
         operations: OperationsRunner,
+        keep_s: float,
         post: Callable[[job_events.JobEvent], None],
     ) -> None:
         self._job_id = job_id
@@ -65,20 +71,27 @@ class AttemptSearchRunner:
         self._kept = kept
         self._clock = clock
         self._operations = operations
+        self._keep_s = keep_s
         self._post = post
-        self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+        log = self._log = structlog.get_logger(__name__).bind(job_id=job_id)
+        self._news = {
+            address: OutageLog(log.bind(taskmanager=id), "leader.unheard", "leader.heard", "info")
+            for id, address in taskmanagers.items()
+        }
         self.is_over = False
         cluster.sought.seek(job_id)
 
     async def find(self, effect: job_effects.FindAttempts) -> None:
-        """Answers ``FindAttempts``."""
+        """Answers ``FindAttempts``; returns when nobody is to be told any more who leads."""
         async with asyncio.TaskGroup() as group:
-            telling = group.create_task(self._tell_leader())
-            while not await self._is_complete():
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_PAUSE_S):
-                        await self._cluster.wait_for_registration()
-            telling.cancel()
+            group.create_task(self._tell_leader())
+            await self._search(effect)
+
+    async def _search(self, effect: job_effects.FindAttempts) -> None:
+        while not await self._is_complete():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE_S):
+                    await self._cluster.wait_for_registration()
         if not self._found():
             await self._kept.wait_for(effect.partitions)
         read = {key for one in self._found() for key in one.reads}
@@ -116,16 +129,20 @@ class AttemptSearchRunner:
         )
 
     async def _tell_leader(self) -> None:
-        """Tells TaskManagers that have not come who leads, again and again."""
-        while True:
-            await asyncio.sleep(_NEWS_PAUSE_S)
-            await asyncio.gather(*(self._tell(address) for address in self._missing()))
+        """Tells TaskManagers that have not come who leads, again and again, as long as they wait for a JobManager."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._keep_s):
+                while not self.is_over or self._missing():
+                    await asyncio.sleep(_LATE_NEWS_PAUSE_S if self.is_over else _NEWS_PAUSE_S)
+                    await asyncio.gather(*(self._tell(address) for address in self._missing()))
 
     async def _tell(self, address: str) -> None:
         try:
             await self._cluster.tell_leader(address, _PROBE_TIMEOUT_S)
         except StreamError as error:  # it is gone, or paused
-            self._log.debug("leader.unheard", taskmanager=address, reason=str(error))
+            self._news[address].failed(reason=str(error))
+        else:
+            self._news[address].worked()
 
     def _missing(self) -> list[str]:
         registered = self._cluster.addresses(self._awaited)

@@ -172,6 +172,7 @@ class JobMasterRunner:
         return JobTrace(options.report_span, self.master, facts, is_recovered=options.is_recovered)
 
     def _make_search(self, options: JobOptions) -> AttemptSearchRunner:
+        config = self._job.config
         return AttemptSearchRunner(
             self._job.job_id,
             sum(vertex.parallelism for vertex in self._job.plan.vertices),
@@ -180,6 +181,7 @@ class JobMasterRunner:
             self._kept,
             self._clock,
             self.checkpoints.asked.operations,
+            (config.heartbeat_timeout_ms + config.jobmanager_grace_ms) / 1000,
             self.post,
         )
 

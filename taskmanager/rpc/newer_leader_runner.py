@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from common.log import get_logger
+from common.outage_log import OutageLog
 from common.pb import internal_pb2
 from penstock.errors import NotLeader, StreamError
 from taskmanager.rpc.jobmanager_client import JobManagerClient
@@ -37,7 +38,9 @@ class NewerLeaderRunner:
         self._told = ""
         self._shall_ask = asyncio.Event()
         """One has said that it leads, and where it is; or an answer is late."""
-        self._log = get_logger(__name__)
+        self._searches = OutageLog(
+            get_logger(__name__), "leader.not_found", "leader.answered", "info"
+        )
 
     def hear(self, address: str) -> None:
         """A JobManager says that it leads; it is asked first of all."""
@@ -104,8 +107,9 @@ class NewerLeaderRunner:
         except NotLeader as error:
             return [error.leader] if error.leader else []
         except StreamError as error:
-            self._log.debug("leader.not_found", jobmanager=address, reason=str(error))
+            self._searches.failed(address, jobmanager=address, reason=str(error))
             return []
+        self._searches.worked(jobmanager=address)
         if registration.is_over_by(answer.cluster_id, answer.leader_epoch):
             await self._client.turn_to(address)
             raise LeaderReplaced(f"leader epoch {answer.leader_epoch} has begun")
