@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from penstock.errors import StreamError
+from penstock.errors import InvariantViolation, StreamError
 
 Action = Callable[[], Awaitable[None]]
 
@@ -57,6 +57,15 @@ class LanesRunner:
     async def _drain(self, lane: str) -> None:
         waiting = self._lanes[lane]
         while waiting:
-            await waiting[0]()
+            try:
+                await waiting[0]()
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # A task group takes no notice of a task that ends so, and the lane would stand still for ever.
+                raise InvariantViolation(
+                    f"{self._name}: what waited for its turn as {lane!r} has cancelled itself"
+                ) from error
             waiting.popleft()
         del self._lanes[lane]

@@ -82,6 +82,7 @@ class DrainsStore:
                 if found.leader_epoch > self._leader.epoch:
                     raise self._lost(content)
             found.leader_epoch, found.revision = self._leader.epoch, found.revision + 1
+            self._leader.verify()  # else it may be made in the place of storage that is away
             if self._object.take_over(content, _encoded(found)):
                 self._now = found
                 self._leader.verify()
@@ -97,7 +98,10 @@ class DrainsStore:
 
     def _lost(self, content: bytes | None) -> StreamError:
         if content is None:
-            return StoreNotFound(f"{self._path} is gone: {self._object.why_absent}")
+            return StoreNotFound(
+                f"{self._path} is gone: {self._object.why_absent}; somebody has removed it, or the storage is not "
+                "there any more"
+            )
         try:
             epoch = self._decode(content).leader_epoch
         except StoreCorrupt as error:

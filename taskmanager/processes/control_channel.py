@@ -47,7 +47,7 @@ class ControlChannel:
     Args:
         connection: the slot's end of the socket pair.
         on_command: called on the channel's thread for each command.
-        on_closed: called on the channel's thread when the line has ended.
+        on_closed: called on the channel's thread when the line has ended, or can be used no longer.
     """
 
     def __init__(
@@ -92,6 +92,13 @@ class ControlChannel:
         os.close(self._wake_descriptor)
 
     def _run(self) -> None:
+        try:
+            self._carry()
+        finally:  # whatever has ended it: a slot that hears nothing must not go on
+            if not self._is_closing:
+                self._on_closed()
+
+    def _carry(self) -> None:
         with selectors.DefaultSelector() as selector:
             selector.register(self._wake_descriptor, selectors.EVENT_READ)
             selector.register(self._connection, selectors.EVENT_READ)
@@ -106,8 +113,6 @@ class ControlChannel:
                         os.eventfd_read(self._wake_descriptor)
                     else:
                         is_open = self._serve(mask)
-        if not self._is_closing:
-            self._on_closed()
 
     def _serve(self, mask: int) -> bool:
         try:

@@ -5,12 +5,15 @@ Method: several leaders on one store in memory; swaps whose answers are lost; wh
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from common.pb import job_record_pb2
 from jobmanager.stores.drains_store import DRAINS_PATH, DrainsStore
 from jobmanager.stores.leader_store import LeaderStore
-from penstock.errors import Fenced, StoreCorrupt, StoreTransient
+from penstock.errors import Fenced, StoreCorrupt, StoreNotFound, StoreTransient
+from penstock.storage.local_store import LocalStore
 from penstock.storage.memory_store import MemoryStore
 from tests.unit.jobmanager.test_job_store import Lossy
 
@@ -64,6 +67,22 @@ def test_a_swap_whose_answer_is_lost_is_found_out() -> None:
     with pytest.raises(StoreTransient):
         store.write(drained("tm-3"))
     assert list(lead(kept).read().drained) == ["tm-2"]
+
+
+@pytest.mark.parametrize("was_written", [True, False])
+def test_storage_that_is_away_is_named_and_nothing_is_made_in_its_place(
+    tmp_path: Path, was_written: bool
+) -> None:
+    root = tmp_path / "kept"
+    leader = LeaderStore(LocalStore(root), "kept")
+    leader.take_over()
+    store = DrainsStore(LocalStore(root), "kept", leader)
+    if was_written:
+        store.write(drained("tm-1"))
+    root.rename(tmp_path / "away")
+    with pytest.raises(StoreNotFound, match="or the storage is not there any more"):
+        store.write(drained("tm-2"))
+    assert not root.exists()
 
 
 def test_what_is_damaged_is_said_and_replaced_by_the_next_drain() -> None:
