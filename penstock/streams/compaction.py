@@ -31,6 +31,7 @@ _CONFIG: Final[dict[str, object]] = {
     "restart-strategy.type": "fixed-delay",
     "restart-strategy.fixed-delay.attempts": 3,
     "restart-strategy.fixed-delay.delay": "1s",
+    "spark.sql.caseSensitive": True,
 }
 
 

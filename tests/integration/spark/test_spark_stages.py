@@ -153,15 +153,15 @@ def test_the_command_line_has_spark_put_what_is_persisted_in_order(
     def numbers(start: int, count: int) -> pa.RecordBatch:
         n = [i * 7_919 % 20_000 for i in range(start, start + count)]
         return pa.RecordBatch.from_pydict(
-            {"a`b": [None if i % 5 == 0 else i for i in n], "big": n},
-            schema=pa.schema([("a`b", pa.int64()), ("big", pa.uint64())]),
+            {"a`b": [None if i % 5 == 0 else i for i in n], "A`B": n},
+            schema=pa.schema([("a`b", pa.int64()), ("A`B", pa.uint64())]),
         )
 
     env = new_env(3)
     env.generate(numbers, rows=20_000).persist("shuffled")
     env.execute("persist")
     keys = [part for key, value in SMALL.items() for part in ("-D", f"{key}={value}")]
-    options = ["--compact", "shuffled", "--spark", "--sort-by", "a`b", "--sort-by", "big", *keys]
+    options = ["--compact", "shuffled", "--spark", "--sort-by", "a`b", "--sort-by", "A`B", *keys]
     ended = CliRunner().invoke(partitions, [*options, "--jobmanager", address, "--json"])
     assert ended.exit_code == 0, ended.output
     assert json.loads(ended.stdout)["after"]["partitions"] == 1
@@ -170,7 +170,7 @@ def test_the_command_line_has_spark_put_what_is_persisted_in_order(
     read.execute("read")
     some = [n for n in range(20_000) if n % 5]
     ordered = [(n, n) for n in some] + [(None, n) for n in range(0, 20_000, 5)]
-    assert [(row["a`b"], row["big"]) for row in rows] == ordered
+    assert [(row["a`b"], row["A`B"]) for row in rows] == ordered
     assert (
         CliRunner().invoke(partitions, ["--drop", "shuffled", "--jobmanager", address]).exit_code
         == 0
