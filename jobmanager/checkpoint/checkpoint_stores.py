@@ -93,7 +93,10 @@ class CheckpointStores:
             return False
         too_large = event.is_too_large
         reason = c.AbortReason.TOO_LARGE if too_large else c.AbortReason.STORE_FAILED
+        was_unknown = pending.phase is CheckpointPhase.UNSETTLED
         self._ends.abort(pending, reason, event.error)
+        if was_unknown:
+            self._requests.policy.answered()
         self._files.forget(event.left)
         return True
 

@@ -184,6 +184,10 @@ class TriggerPolicy:
             first = self._settings.interval_ms or DEFAULT_FAILURE_PAUSE_MS
             self._not_before_ms = now_ms + pause_after_failures_ms(failed_in_a_row, first)
 
+    def answered(self) -> None:
+        """The store, of which nothing was heard, has answered: what has failed before is no reason to wait."""
+        self._not_before_ms = 0
+
     def due_ms(self, now_ms: int, under_way: int, *, is_saving: bool = False) -> int | None:
         """When ``take`` will return a request, not before now; None = not by time alone.
 

@@ -232,3 +232,17 @@ def test_who_asked_is_told_where_a_checkpoint_cannot_be_taken_again_yet() -> Non
     assert (report.checkpoint_id, report.reason) == (two, c.AbortReason.TASK_FINISHED)
     [answer] = of_type(effects, c.AnswerRequest)
     assert (answer.request_id, answer.refused) == ("r2", c.RequestRefused.UNSETTLED)
+
+
+def test_the_next_one_begins_at_once_when_the_store_says_that_one_is_not_stored() -> None:
+    """An outage: some fail, of the last nobody knows; the pause after failures would last half a minute more."""
+    driver = Driver(ONE_TASK)
+    for _ in range(5):
+        one = driver.trigger()
+        driver.ack(one)
+        assert not of_type(driver.not_stored(one), c.TriggerTasks)
+    last = driver.trigger()
+    driver.ack(last)
+    driver.step(c.StoreOutcomeUnknown(last, "no answer", driver.now_ms))
+    assert not of_type(driver.at(20_000), c.TriggerTasks)
+    assert of_type(driver.not_stored(last), c.TriggerTasks)
