@@ -111,8 +111,8 @@ class RowCursor:
         self._done = 0 if position is None else int(_POSITION.unpack(position)[0])
         self._started_ms = -1
         self._done_at_start = self._done
-        self._counted_ms = 0
-        """When the rows that are due were counted last."""
+        self._counted_ms = -1
+        """When the rows that are due were counted last; -1 = never."""
 
     def next_run(self, max_rows: int, now_ms: int) -> tuple[int, int] | None:
         """Number of the next row and how many may go; a count of 0 = not yet; None = done."""
@@ -124,8 +124,11 @@ class RowCursor:
         return start, min(count, max_rows)
 
     def _due(self, now_ms: int) -> int:
-        if self._started_ms < 0:
+        if self._counted_ms < 0:
             self._started_ms = self._counted_ms = now_ms
+        if now_ms < self._counted_ms:  # the clock was set back: it is counted on from there
+            self._started_ms -= self._counted_ms - now_ms
+            self._counted_ms = now_ms
         if now_ms >= self._counted_ms + self._pace_ms:
             self._counted_ms = now_ms
         due = int((self._counted_ms - self._started_ms) * self._rate_per_ms)

@@ -24,7 +24,7 @@ from taskmanager.task.flush_pacing import FlushPacing
 from taskmanager.task.subtask import Progress
 
 _MAIL_BEFORE_STEP_MAX = 64
-_METRICS_INTERVAL_MS = 1000
+_METRICS_INTERVAL_NS = 1_000_000_000
 _WAIT_NS_MIN = 200_000
 """A shorter wait would end about as late."""
 
@@ -65,7 +65,8 @@ class SlotRuntime:
         self._is_ready: set[tuple[str, int, int]] = set()
         self._out_of_input: dict[tuple[str, int, int], None] = {}
         self._pacing = FlushPacing(clock.monotonic_ns(), cpu_ns())
-        self._next_metrics_at_ms = clock.now_ms() + _METRICS_INTERVAL_MS
+        self._next_metrics_at_ns = clock.monotonic_ns() + _METRICS_INTERVAL_NS
+        self._looked_at_ms = clock.now_ms()
         self._is_stopped = False
 
     # -- commands
@@ -210,8 +211,9 @@ class SlotRuntime:
         return True
 
     def _wake_due(self) -> bool:
-        """Schedules what a timer or the buffer timeout is due for."""
+        """Schedules what a timer or the buffer timeout is due for, and all that has a timer where the wall clock was set back."""
         now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
+        was_set_back, self._looked_at_ms = now_ms < self._looked_at_ms, now_ms
         has_woken = False
         wait_ns = self._exchange.next_deadline_ns
         if wait_ns is not None and wait_ns <= now_ns:
@@ -219,11 +221,12 @@ class SlotRuntime:
         for key, execution in self._executions.items():
             execution.flush_if_due(now_ns)
             deadline_ms = execution.next_deadline_ms()
-            if deadline_ms is not None and deadline_ms <= now_ms and key not in self._is_ready:
+            is_due = deadline_ms is not None and (deadline_ms <= now_ms or was_set_back)
+            if is_due and key not in self._is_ready:
                 self._schedule(key)
                 has_woken = True
-        if now_ms >= self._next_metrics_at_ms:
-            self._next_metrics_at_ms = now_ms + _METRICS_INTERVAL_MS
+        if now_ns >= self._next_metrics_at_ns:
+            self._next_metrics_at_ns = now_ns + _METRICS_INTERVAL_NS
             self._report_metrics(list(self._executions.values()))
         return has_woken
 
@@ -236,18 +239,16 @@ class SlotRuntime:
 
     def _ns_to_next_deadline(self) -> int:
         now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
-        deadline_ms = self._next_metrics_at_ms
         deadlines_ns = [self._exchange.next_deadline_ns, self._pacing.due_ns(has_work=False)]
         for execution in self._executions.values():
             timer_ms = execution.next_deadline_ms()
             if timer_ms is not None:
-                deadline_ms = min(deadline_ms, timer_ms)
+                deadlines_ns.append(now_ns + (timer_ms - now_ms) * 1_000_000)
             deadlines_ns.append(execution.flush_deadline_ns())
-        next_ns = now_ns + (deadline_ms - now_ms) * 1_000_000
-        for deadline_ns in deadlines_ns:
-            if deadline_ns is not None:
-                next_ns = min(next_ns, max(deadline_ns, now_ns))
-        return next_ns - now_ns
+        next_ns = min(
+            (at_ns for at_ns in deadlines_ns if at_ns is not None), default=self._next_metrics_at_ns
+        )
+        return max(min(next_ns, self._next_metrics_at_ns) - now_ns, 0)
 
     def _report_metrics(self, executions: list[Execution]) -> None:
         if executions:

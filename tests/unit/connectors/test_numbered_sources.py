@@ -317,6 +317,18 @@ def test_a_slow_stream_is_not_read_row_by_row_however_often_it_is_asked(
     assert len(reading_times) <= reads_max
 
 
+def test_a_clock_that_is_set_back_stops_no_stream() -> None:
+    cursor = RowCursor(BlockSplit(0, 1, 100), -1, 1000.0, None)
+    rows = {3_600_000: 0, 0: 0}
+    for begun_ms in rows:
+        for now_ms in range(begun_ms, begun_ms + 1_000):
+            while (run := cursor.next_run(8192, now_ms)) is not None and run[1]:
+                cursor.advance(run[1])
+                rows[begun_ms] += run[1]
+            assert cursor.next_due_ms() <= now_ms + 100
+    assert rows[0] == pytest.approx(rows[3_600_000], abs=100) != 0
+
+
 @pytest.mark.parametrize("done", [None, 3])
 @pytest.mark.parametrize(("rate", "total"), [(500.0, -1), (333.0, -1), (50.0, -1), (500.0, 777)])
 def test_a_slow_stream_gives_whole_blocks(rate: float, total: int, done: int | None) -> None:
