@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from taskmanager.network.input_gate import InputGate
 from taskmanager.network.result_partition import ResultPartition
 from taskmanager.network.transport import Transport
 from taskmanager.operators.metrics import SubtaskCounters
+from taskmanager.processes.mailbox import Mailbox
 from taskmanager.task.exchange import DataExchange, SlotIdentity
 from tests.support.in_memory_network import InMemoryNetwork, SimulatedLoop
 
@@ -205,11 +205,11 @@ class ThreadedSlot(Slot):
         transport: Transport | None = None,
         **values: Any,
     ) -> None:
-        self.mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self.mail = Mailbox()
         exchange = DataExchange(
             config or configuration(),
             identity(slot_id, **values),
-            self.mail.put,
+            self.mail.post,
             SystemClock(),
             transport or SocketTransport(),
         )
@@ -217,8 +217,8 @@ class ThreadedSlot(Slot):
 
     def step(self) -> None:
         """Runs the mail that is there."""
-        while not self.mail.empty():
-            self.mail.get()()
+        while (mail := self.mail.take()) is not None:
+            mail()
 
 
 def run_until(slots: Sequence[ThreadedSlot], condition: Callable[[], bool]) -> None:
@@ -232,11 +232,9 @@ def run_until(slots: Sequence[ThreadedSlot], condition: Callable[[], bool]) -> N
             return
         assert time.monotonic() < deadline, "the condition did not come true in time"
         turn += 1
-        try:  # waits for mail, not for time: the next mail of one of the slots ends it
-            mail = slots[turn % len(slots)].mail.get(timeout=0.005)
-        except queue.Empty:
-            continue
-        mail()
+        # Waits for mail, not for time: the next mail of one of the slots ends it.
+        if (mail := slots[turn % len(slots)].mail.wait(0.005)) is not None:
+            mail()
 
 
 def drain(gate: InputGate) -> list[Any]:
