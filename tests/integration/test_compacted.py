@@ -22,6 +22,7 @@ from penstock import col
 from penstock.client.client import Client
 from penstock.client.job import JobHandle
 from penstock.errors import JobRejected
+from tests.support.jobs import cancel_all
 from tests.support.processes import (
     DEADLINE_S,
     DaemonCluster,
@@ -68,6 +69,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
 def cluster(shared: DaemonCluster) -> Iterator[DaemonCluster]:
     """Nothing is persisted in it; a test names its rows as no other does, since jobs are called after them."""
     yield shared
+    cancel_all(Client(shared.jobmanager))
     with Client(shared.jobmanager) as client:
         for name in {one.promoted_as for one in client.partitions(promoted=True)}:
             client.drop_partitions(name)

@@ -19,16 +19,23 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import penstock as ps
 from common.clock import SystemClock
-from tests.support.jobs import DEADLINE_S, await_details, cancel
+from penstock.client.client import Client
+from tests.support.jobs import DEADLINE_S, await_details, cancel, cancel_all
 from tests.support.processes import DaemonCluster, Deadline, own_cluster
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonCluster]:
     with own_cluster(tmp_path_factory.mktemp("site"), taskmanagers=1, slots=2) as made:
         yield made
+
+
+@pytest.fixture
+def cluster(shared: DaemonCluster) -> Iterator[DaemonCluster]:
+    yield shared
+    cancel_all(Client(shared.jobmanager))
 
 
 def labels_of(address: str, job_id: str) -> set[tuple[str, str, str]]:

@@ -36,6 +36,13 @@ READERS = {
 }
 
 
+def beginning_with(suffix: str) -> list[str]:
+    """All kinds of files; CI takes the first."""
+    kinds = list(READERS)
+    first = kinds.index(suffix)
+    return kinds[first:] + kinds[:first]
+
+
 def write(path: Path, old: int) -> None:
     """A file of ROWS rows; its size is the same for both values of ``old``."""
     rows = [{"n": n, "old": old} for n in range(ROWS)]
@@ -121,7 +128,7 @@ def test_every_row_once_over_a_restart(
     assert sorted(row["n"] for row in written(tmp_path / "out")) == list(range(ROWS))
 
 
-@pytest.mark.parametrize("suffix", READERS)
+@pytest.mark.parametrize("suffix", beginning_with("jsonl"))
 def test_a_file_that_was_replaced_meanwhile_ends_the_job(
     checkpointed: ps.Environment, tmp_path: Path, suffix: str
 ) -> None:
@@ -138,7 +145,7 @@ def test_a_file_that_was_replaced_meanwhile_ends_the_job(
     assert {row["old"] for row in written(tmp_path / "out")} <= {1}
 
 
-@pytest.mark.parametrize("suffix", READERS)
+@pytest.mark.parametrize("suffix", beginning_with("parquet"))
 def test_a_copy_of_the_file_in_its_place_is_read_on(
     checkpointed: ps.Environment, tmp_path: Path, suffix: str
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock.client.client import Client
+from tests.support.jobs import cancel_all
 from tests.support.processes import (
     DEADLINE_S,
     DaemonCluster,
@@ -97,10 +98,10 @@ def sharing(made: Sharing) -> Iterator[Sharing]:
     """All of it runs; nothing of the test before lies there, and what it has put there goes with it."""
     made.start()
     yield made
-    for path in made.shared.iterdir():
-        if path.name == FOREIGN:
-            shutil.rmtree(path)
-    assert files(made.shared) == []
+    cancel_all(Client(made.cluster.jobmanager))
+    shutil.rmtree(made.shared / FOREIGN, ignore_errors=True)
+    if files(made.shared):
+        wait_left(made.shared, [], "that nothing of a test is left")
 
 
 def attempts(subtasks: dict[Subtask, Placed], vertex: str) -> set[int]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import penstock as ps
+from penstock.client.client import Client
 from penstock.client.job import TERMINAL_STATES
 from penstock.client.job_metrics import job_metrics
 from penstock.client.job_result import state_name
+from penstock.errors import StreamError
 from penstock.pb import checkpoint_pb2, client_pb2
 
 DEADLINE_S = 90.0
@@ -68,6 +71,14 @@ def cancel(handle: ps.JobHandle) -> None:
         assert handle.status() == "CANCELED"
         return
     raise AssertionError(f"the job ended {handle.status()} instead of CANCELED")
+
+
+def cancel_all(client: Client) -> None:
+    """Ends what a test has left running, where anybody leads who can; the client is closed."""
+    with contextlib.suppress(StreamError), client:
+        for job in client.jobs():
+            if not job.ended_at_ms:
+                client.cancel(job.job_id)
 
 
 def assert_same_rows(

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import StreamError
 from penstock.local.local_cluster import LocalCluster
 from tests.support.elected_cluster import SESSION_S
 from tests.support.fault_point_cluster import FaultPoints
+from tests.support.jobs import cancel_all
 from tests.support.zookeeper import ZookeeperServer, ensemble, quorum
 
 
@@ -62,15 +62,7 @@ def cluster(made: LocalCluster) -> Iterator[LocalCluster]:
     """All of it runs, whatever the test before has killed; a test that has failed leaves no job behind."""
     made.start(jobmanagers=2, taskmanagers=2, slots=2)
     yield made
-    cancel_all(made)
-
-
-def cancel_all(cluster: LocalCluster) -> None:
-    """Ends what a test has left running, where anybody leads who can."""
-    with contextlib.suppress(StreamError), cluster.client() as client:
-        for job in client.jobs():
-            if not job.ended_at_ms:
-                client.cancel(job.job_id)
+    cancel_all(made.client())
 
 
 @pytest.fixture(scope="module")
@@ -93,4 +85,4 @@ def points(points_of_all: FaultPoints) -> Iterator[FaultPoints]:
     yield points_of_all
     points_of_all.clear()
     points_of_all.start()
-    cancel_all(points_of_all.cluster)
+    cancel_all(points_of_all.cluster.client())
