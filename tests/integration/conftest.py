@@ -17,8 +17,11 @@ import pytest
 import penstock as ps
 from penstock.client.client import Client
 from penstock.client.job import TERMINAL_STATES, JobHandle
+from penstock.local import local_cluster
 from penstock.local.local_cluster import LocalCluster
+from tests.support.forked_daemons import in_place_of_subprocess
 from tests.support.jobs import DEADLINE_S
+from tests.support.warm_command_line import start_daemon
 
 TASKMANAGERS, SLOTS = 2, 4
 
@@ -29,6 +32,14 @@ class NewEnvironment(Protocol):
     def __call__(
         self, parallelism: int = 2, config: Mapping[str, object] | None = None
     ) -> ps.Environment: ...
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _daemons_are_forked() -> Iterator[None]:
+    """Those that tests start in this process need not import what others have."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(local_cluster, "subprocess", in_place_of_subprocess(start_daemon))
+        yield
 
 
 @pytest.fixture(scope="session")

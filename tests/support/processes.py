@@ -35,9 +35,9 @@ import psutil
 
 from penstock.local.local_cluster import LocalCluster
 from taskmanager.processes.fork_protocol import GATEWAY_NAME, PARTITION_SERVER_NAME
+from tests.support.forked_daemons import MARK_VARIABLE
 from tests.support.warm_command_line import warm_command_line
 
-MARK_VARIABLE = "PENSTOCK_TEST_SITE"
 _COMMAND_LINE: tuple[str, ...] = ("-P", "-m", "penstock.cli.main")
 DEADLINE_S = 90.0
 _START_S = 90.0
