@@ -25,7 +25,7 @@ from penstock.storage.key_groups import check_parallelism
 from penstock.storage.manifest import properties_message
 
 _WATERMARK: Final = struct.Struct("<qii")
-_WATERMARK_CODEC: Final = "watermark/1"
+WATERMARK_CODEC: Final = "watermark/1"
 _NAMED_MAX: Final = 10
 
 
@@ -122,6 +122,27 @@ class SavepointDraft:
             held = next((one for one in subtask.operators if one.operator_uid == uid), None)
             found.append(subtask.operators.add(operator_uid=uid) if held is None else held)
         return found
+
+    def fit_watermarks(self, uid: str) -> None:
+        """Watermarks that were given of other key-groups than the operator's become one of all.
+
+        Raises:
+            StateError: they differ, or are none.
+        """
+        where = f"operator {self.operators[uid].name!r} (uid {uid!r})"
+        lists = [
+            one
+            for held in self.snapshots_of(uid, 0)
+            for one in held.lists
+            if one.codec == WATERMARK_CODEC
+        ]
+        items = [item for held in lists for item in held.items]
+        if any(len(item) != _WATERMARK.size for item in items):
+            raise StateError(f"{where}: what is given is no watermark: give what open_state gives")
+        ranges = sorted(_WATERMARK.unpack(item)[1:] for item in items)
+        count = self.max_parallelism_of(uid)
+        if [*(first for first, _ in ranges), count] != [0, *(last + 1 for _, last in ranges)]:
+            _spread_watermark(lists, count, where)
 
     def drop_done_splits(self, uid: str) -> None:
         """Forgets what a source has read to its end."""
@@ -223,7 +244,7 @@ class SavepointDraft:
                 for operator in subtask.operators:
                     if operator.operator_uid in uids:
                         for one in operator.lists:
-                            if one.codec == _WATERMARK_CODEC:
+                            if one.codec == WATERMARK_CODEC:
                                 held.setdefault((operator.operator_uid, one.name), []).append(one)
             for (uid, _), lists in held.items():
                 _spread_watermark(lists, max_parallelism, f"operator {uids[uid]!r} (uid {uid!r})")

@@ -32,7 +32,12 @@ from penstock.state_tables.operator_tables import (
     list_items,
     packed,
 )
-from penstock.state_tables.savepoint_draft import SavepointDraft, changes_of, positions_of
+from penstock.state_tables.savepoint_draft import (
+    WATERMARK_CODEC,
+    SavepointDraft,
+    changes_of,
+    positions_of,
+)
 from penstock.state_tables.source_positions import split_snapshots
 from penstock.state_tables.state_view import StateView
 from penstock.state_tables.table_parts import WrittenAs
@@ -289,6 +294,8 @@ class _Writing:
             if data is not None and name in declared:
                 what = declared[name]
                 self._deal(uid, what, self._items(uid, name, what.codec, data))
+                if what.codec == WATERMARK_CODEC:
+                    self._draft.fit_watermarks(uid)
         self._move_large_lists(uid)
 
     def _items(self, uid: str, name: str, codec: str, data: Any) -> list[tuple[int | None, bytes]]:

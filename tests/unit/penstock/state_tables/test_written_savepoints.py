@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import struct
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -87,12 +88,28 @@ def test_what_was_read_is_written_and_read_again(
         found = content(path, without="key_group" if max_parallelism else "")
         if max_parallelism:  # they say of which key-groups they are
             for key in watermarks:
-                assert found.pop(key)
+                items = ps.open_state(path).read(*key)["item"].to_pylist()
+                assert [struct.unpack("<qii", item)[1:] for item in items] == [(0, 76)]
+                del found[key]
         assert found == {key: wanted[key] for key in found}
         assert {*wanted} - {*found} <= {*watermarks}
         assert check_store(path).is_healthy
         for operator in ps.open_state(path).operators:
             assert operator.max_parallelism == (max_parallelism or 128)
+
+
+def test_watermarks_of_other_key_groups_are_refused(base: Path, tmp_path: Path) -> None:
+    def write(items: list[bytes], name: str) -> None:
+        given = {"sums": {"watermark": [{"item": item} for item in items]}}
+        ps.write_savepoint(tmp_path / name, given, base=base)
+
+    write([struct.pack("<qii", 5, 0, 99), struct.pack("<qii", 6, 100, 127)], "whole")
+    with pytest.raises(
+        ps.StateError, match=r"'sums'.*different times in its key-groups \(5 to 6 ms"
+    ):
+        write([struct.pack("<qii", 5, 0, 31), struct.pack("<qii", 6, 32, 63)], "half")
+    with pytest.raises(ps.StateError, match=r"'sums'.*no watermark"):
+        write([b"5"], "text")
 
 
 def test_a_job_finds_its_keys_where_they_were_written(base: Path, tmp_path: Path) -> None:
