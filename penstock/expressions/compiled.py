@@ -292,19 +292,25 @@ def _nulls(kind: pa.DataType) -> _Bound:
 
 
 def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
-    name = call._function
-    types = [argument.type for argument in arguments]
     try:
-        if name == "[]":
-            key = arguments[1].constant
-            if key is None:
-                raise TypeError("what stands in [] must be a constant")
-            return item_kernel(types[0], key)
-        operator = SAME_AS_OPERATORS.get(name, name)
-        if operator in OPERATORS:
-            return operator_kernel(operator, types)
+        return _kernel(call, arguments)
+    except ExpressionError:
+        raise
     except _ARROW_ERRORS as e:
         raise ExpressionError(f"cannot compute {call}: {e}") from e
+
+
+def _kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
+    name = call._function
+    types = [argument.type for argument in arguments]
+    if name == "[]":
+        key = arguments[1].constant
+        if key is None:
+            raise TypeError("what stands in [] must be a constant")
+        return item_kernel(types[0], key)
+    operator = SAME_AS_OPERATORS.get(name, name)
+    if operator in OPERATORS:
+        return operator_kernel(operator, types)
     if name in COMPARISONS.values():
         return comparison_kernel(name, types)
     chosen, positions = _adopted_options(call, types)
