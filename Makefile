@@ -87,8 +87,8 @@ restore-matrix: setup ## Start jobs again from all that they may have kept, with
 large: setup servers ## Columns of more than 2 GiB, big clusters, a thousand jobs: needs 10 GB of memory
 	@$(BIN)/python -m pytest -m large tests/large
 
-check: format-check lint proto-check docs-check servers ## What CI runs
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target collected kernels type
+check: proto-check docs-check ## What CI runs
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target type servers collected kernels lint format-check
 	@$(MAKE) --no-print-directory test
 
 sim: setup ## Simulate jobs with failures: SEED=first COUNT=how many BACKEND=of state JOB=name of one STORY=1
