@@ -138,7 +138,10 @@ def _guarded(source: pa.DataType, target: pa.DataType, *, truncate: bool) -> Ker
     """Arrow's cast, with steps in between where that alone is wrong."""
     if pt.is_decimal(target):
         return _to_decimal(source, target, truncate=truncate)
-    if pt.is_decimal(source) and pt.is_integer(target) and source.scale > _DIGITS_OF_32_BITS:
+    is_apart = pt.is_decimal(source) and (
+        source.scale > _DIGITS_OF_32_BITS or source.bit_width < 128
+    )
+    if is_apart and pt.is_integer(target):  # of few bits Arrow compares with its limits in as few
         to_whole = _to_decimal(source, pa.decimal256(76, 0), truncate=truncate)
         checked = _direct(_options(target, truncate=False))
         return lambda value: checked(to_whole(value))

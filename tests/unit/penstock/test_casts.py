@@ -259,3 +259,16 @@ def test_floats_become_decimals_of_few_bits() -> None:
     assert found == [Decimal("0.000"), Decimal("-1.500"), None]
     found = cast([60636.953], pa.float32(), pa.decimal32(9, 2), safe=False)
     assert found == [Decimal("60636.95")]
+
+
+@pytest.mark.parametrize("kind", [pa.decimal32(9, 0), pa.decimal64(15, 4)], ids=str)
+@pytest.mark.parametrize("target", [pa.int64(), pa.uint32(), pa.uint64()], ids=str)
+@pytest.mark.parametrize("safe", [False, True])
+def test_decimals_of_few_bits_become_wide_integers(
+    kind: pa.DataType, target: pa.DataType, safe: bool
+) -> None:
+    """Arrow cuts the limits of the integer to as few bits, and finds 78875 beyond them."""
+    values = [Decimal(78_875), None, Decimal(513_887_836)]
+    assert cast(values, kind, target, safe=safe) == [78_875, None, 513_887_836]
+    with pytest.raises(BadRow):
+        cast([Decimal(2**33 if kind.precision > 9 else -1)], kind, pa.uint32(), safe=safe)
