@@ -32,7 +32,7 @@ from penstock.graph.operator_checks import runs_on_spark
 from penstock.graph.persisted import persist_sinks
 from penstock.pb import graph_pb2
 from penstock.storage.memory_store import MemoryStore
-from penstock.storage.object_store import ObjectStore
+from penstock.storage.object_store import FIRST_ANSWER_MS, ObjectStore
 from penstock.storage.open_store import open_store
 from penstock.storage.savepoint_places import check_is_outside
 from penstock.storage.store_names import substore
@@ -169,8 +169,10 @@ def check_checkpoint_directory(job: JobDescription) -> None:
     if not job.checkpoint_directory:
         return
     try:
+        store = open_store(job.checkpoint_directory)
+        store.check_answers(FIRST_ANSWER_MS)
         check_is_outside(job.checkpoint_directory)
-        open_store(job.checkpoint_directory).check_writable()
+        store.check_writable()
     except (StoreTransient, Unrecoverable, JobRejected) as error:
         raise JobRejected(
             f"job {job.graph.name!r}: its checkpoints cannot be kept in "

@@ -18,13 +18,15 @@ import pytest
 
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.dispatcher.job_start_runner import prepare_start
+from jobmanager.job.job_description import check_checkpoint_directory
 from penstock.config import Configuration
-from penstock.errors import StoreNotFound, StoreTransient
+from penstock.errors import JobRejected, StoreNotFound, StoreTransient
 from penstock.pb import graph_pb2
 from penstock.storage.local_store import LocalStore
 from penstock.storage.open_store import open_store
 from penstock.storage.s3.settings import S3Settings
 from penstock.storage.savepoint_places import check_is_outside
+from tests.unit.jobmanager.test_checkpoint_directory import job
 
 PLACE = "s3://bucket/kept"
 SOON_MS = 200
@@ -49,6 +51,7 @@ def reach(monkeypatch: pytest.MonkeyPatch) -> Callable[[S3Settings], None]:
         "penstock.storage.s3.s3_store",
         "jobmanager.checkpoint.savepoint_store_runner",
         "jobmanager.dispatcher.job_start_runner",
+        "jobmanager.job.job_description",
     ):
         monkeypatch.setattr(f"{module}.FIRST_ANSWER_MS", SOON_MS)
     return lambda how: monkeypatch.setattr("penstock.storage.open_store._s3", lambda: how)
@@ -66,7 +69,7 @@ def start(_: Path) -> None:
 
 
 def directory(_: Path) -> None:
-    open_store(PLACE).check_writable()
+    check_checkpoint_directory(job(f"{PLACE}/{'0' * 32}"))
 
 
 @pytest.mark.parametrize("look", [savepoint, start, directory])
@@ -75,7 +78,8 @@ def test_what_users_ask_daemons_for(
 ) -> None:
     reach(settings(address))
     begun = time.monotonic()
-    with pytest.raises(StoreTransient, match=r"s3://bucket.*s3\.endpoint can be reached"):
+    said = r"s3://bucket.*s3\.endpoint can be reached"
+    with pytest.raises((StoreTransient, JobRejected), match=said):
         look(tmp_path)
     assert time.monotonic() - begun < 10, "a call of a daemon takes two minutes"
 
