@@ -82,7 +82,8 @@ class TokenServerInterceptor(grpc.aio.ServerInterceptor):
         return refusing(handler, Unauthenticated(_NO_TOKEN), self._tell)
 
     def _tell(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        self._refusals.tell("call.refused", context.peer(), "its token is missing or wrong")
+        peer = context.peer().removeprefix("unix-abstract:")  # as a relay of TLS has named it
+        self._refusals.tell("call.refused", peer, "its token is missing or wrong")
 
     def _is_authorized(self, details: grpc.HandlerCallDetails) -> bool:
         for key, value in details.invocation_metadata or ():

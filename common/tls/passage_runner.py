@@ -314,6 +314,8 @@ class EnteringPassage(Passage):
         path = entrance.backend(Visitor(is_plain, has_certificate, name))
         far = self._open_leg(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         _widen(far.sock)
+        with contextlib.suppress(OSError):  # taken: then the backend does not learn who it is
+            far.sock.bind(f"\0{self._peer}")
         code = far.sock.connect_ex(path)
         if code:
             raise TurnedAway(f"{name or 'what it wants'} does not listen here: {os.strerror(code)}")

@@ -47,8 +47,10 @@ def client_configuration() -> Configuration:
 
 
 def _configuration_file() -> Path | None:
-    files = (Path("penstock.yaml"), default_directory() / "penstock.yaml")
-    return next((path for path in files if path.exists()), None)
+    here, default = Path("penstock.yaml"), default_directory() / "penstock.yaml"
+    if os.access(here, os.F_OK):  # not where another user's directory is the working one
+        return here
+    return default if default.exists() else None
 
 
 def jobmanager_addresses(option: str | None) -> str:

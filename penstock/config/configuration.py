@@ -277,7 +277,7 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys, S
         Raises:
             ConfigurationError: the file cannot be read, or a key or value in it is wrong.
         """
-        if path is None or not path.exists():
+        if path is None:
             return cls.from_mapping(overrides or {})
         in_file = read_yaml(path)
         try:
@@ -381,13 +381,15 @@ def known_keys() -> list[str]:
 
 
 def read_yaml(path: Path) -> dict[str, object]:
-    """The flat keys of a YAML file.
+    """The flat keys of a YAML file; none where there is no such file.
 
     Raises:
         ConfigurationError: the file cannot be read or is not a mapping.
     """
     try:
         content = yaml.safe_load(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:

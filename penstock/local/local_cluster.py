@@ -187,7 +187,7 @@ class LocalCluster:
             ConfigurationError: a key or a value is wrong, or two values contradict each other.
             ClusterError: the file cannot be written, or the JobManager runs on another port.
         """
-        before = read_yaml(self._config_file) if self._config_file.exists() else {}
+        before = read_yaml(self._config_file)
         Configuration.check_file(
             self._config_file, {key: value for key, value in before.items() if key not in values}
         )

@@ -131,6 +131,20 @@ def test_clients_may_have_to_speak_tls(tmp_path: Path) -> None:
     behind(tmp_path, ca, call, takes_clients=True, clients_need_tls=True)
 
 
+def test_who_is_refused_behind_tls_is_named_by_his_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ca = trustme.CA()
+
+    async def call(_tls: DaemonTls, address: str) -> None:
+        async with secure(ca, address) as channel:
+            await refused(hello(channel, "another-token"))
+
+    behind(tmp_path, ca, call, takes_clients=True)
+    line = next(line for line in capsys.readouterr().out.splitlines() if "call.refused" in line)
+    assert f"peer={HOST}:" in line
+
+
 def test_a_daemon_that_no_client_calls_speaks_with_nobody_else(tmp_path: Path) -> None:
     ca = trustme.CA()
 

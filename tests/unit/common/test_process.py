@@ -91,6 +91,15 @@ def test_contradictions_end_daemons_at_once(
         assert f"{role}: " in capsys.readouterr().err
 
 
+def test_a_directory_that_cannot_be_looked_into_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / ("x" * 300)
+    for main in (jobmanager.main.main, taskmanager.main.main):
+        assert main(["--dir", str(directory)]) == 2
+        assert f"cannot read {directory}/penstock.yaml" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -6,6 +6,7 @@ Method: the commands in this process, on a fake client.
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import penstock as ps
+from penstock.cli.context import jobmanager_addresses
 from penstock.cli.main import main
 from penstock.errors import JobManagerUnreachable
 from penstock.local.local_cluster import LocalCluster
@@ -342,3 +344,20 @@ def test_a_place_that_is_none_is_not_the_directory_one_is_in(
     assert result.exit_code == 2, result.output
     assert ("the path is empty" if not place.strip() else "names no") in result.output
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_commands_go_from_a_directory_that_is_closed_to_their_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of ``sudo -u penstock``, in the home of root."""
+    closed, user = tmp_path / "closed", os.geteuid()
+    closed.mkdir()
+    monkeypatch.chdir(closed)
+    monkeypatch.setenv("PENSTOCK_DIR", "/proc/nothing")
+    closed.chmod(0)
+    os.seteuid(user or 65534)
+    try:
+        assert jobmanager_addresses(None) == "127.0.0.1:6123"
+    finally:
+        os.seteuid(user)
+        closed.chmod(0o700)
