@@ -250,7 +250,7 @@ class DaemonKeys(BaseModel):
         None,
         alias="taskmanager.jobmanager-grace",
         description="How long a TaskManager keeps what it runs and holds after its JobManager has been "
-        "silent for heartbeat.timeout. By default 30 s, and 5 min where JobManagers are elected.",
+        "silent for heartbeat.timeout. By default 30 s, and 5 min where its own high-availability.type is zookeeper.",
     )
     slot_request_timeout_ms: DurationMs = Field(
         60_000,
