@@ -264,7 +264,7 @@ class StateSegment(_message.Message):
     """It is known that there is nothing in it; false also where nobody has counted, as in a database."""
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___StatePart]:
-        """What it consists of, one behind the other; none where it was written before format 3 of runs."""
+        """What it consists of, one behind the other; none where it is empty."""
 
     def __init__(
         self,

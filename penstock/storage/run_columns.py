@@ -15,7 +15,7 @@ BACKEND: Final = "hashmap"
 """What snapshots in this format say they are of: that backend writes no others, and canonical savepoints are in it
 whatever backend they were taken of."""
 RUN_VERSION: Final = 4
-FORMATS_READ: Final = (2, 3, 4)
+FORMATS_READ: Final = (3, 4)
 
 KEY_GROUP: Final = "__key_group"
 DELETED: Final = "__deleted"

@@ -105,7 +105,7 @@ def merged_at_once(
     """Key-groups whose rows are merged together.
 
     Args:
-        chain: the parts of each segment; a segment without parts is read whole each time.
+        chain: the parts of each segment; one without parts is empty.
         key_groups: those that are wanted.
 
     Example: small ones together, large ones by themselves.
@@ -117,9 +117,6 @@ def merged_at_once(
         >>> list(merged_at_once([parts], range(4), limit_bytes=100))
         [range(0, 3), range(3, 4)]
     """
-    if not all(chain):
-        yield key_groups
-        return
     sizes = dict.fromkeys(key_groups, 0.0)
     for parts in chain:
         for part in parts:

@@ -19,8 +19,6 @@ from penstock.storage.run_columns import is_plain
 
 WIDTH: Final = b"width"
 """In the metadata of a column of narrow integers: the type that it has in the table."""
-CHECKSUM_BYTES: Final = 4
-"""Behind the last batch of a segment that has no parts."""
 
 _JOINED_ROWS: Final = 1 << 15
 _JOINED_BYTES: Final = 4 << 20
@@ -35,7 +33,7 @@ class SegmentPlace:
 
     Attributes:
         offset, size_bytes: within it.
-        parts: what it consists of; none where it was written before there were any.
+        parts: what it consists of, one behind the other.
         name: of the file and of whose state it is, for messages.
     """
 
@@ -48,7 +46,7 @@ class SegmentPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What is read at once: parts of a segment that lie one behind the other, or one that has none.
+    """What is read at once: parts of a segment that lie one behind the other.
 
     Attributes:
         first, count: of the parts.
@@ -63,13 +61,7 @@ class _Read:
 
     def batches(self, data: bytes) -> Iterator[pa.RecordBatch]:
         """What has been read, checked."""
-        if self.place.parts:
-            yield from map(_widened, _joined(self._parts(data)))
-            return
-        content = memoryview(data)[:-CHECKSUM_BYTES]
-        stored = int.from_bytes(data[-CHECKSUM_BYTES:], "little")
-        _check(content, stored, self.place, (0, self.place.size_bytes), "")
-        yield from read_segment(content)
+        yield from map(_widened, _joined(self._parts(data)))
 
     def _parts(self, data: bytes) -> Iterator[tuple[checkpoint_pb2.StatePart, pa.RecordBatch]]:
         """The batches of the parts, as they were written, each with its part."""
@@ -102,8 +94,6 @@ def chain_batches(
 
 
 def _reads(place: SegmentPlace, key_groups: range) -> Iterator[_Read]:
-    if not place.parts and place.size_bytes:
-        yield _Read(place, 0, 0, 0, place.size_bytes)
     first = count = start = size_bytes = position = 0
     for index, part in enumerate(place.parts):
         is_wanted = (
@@ -118,6 +108,12 @@ def _reads(place: SegmentPlace, key_groups: range) -> Iterator[_Read]:
             count += 1
             size_bytes += part.size_bytes
         position += part.size_bytes
+    if position != place.size_bytes:
+        where = place.handle.path or "the checkpoint's manifest"
+        raise StoreCorrupt(
+            f"{where} ({place.name}): the parts of a segment have "
+            f"{position} bytes, it has {place.size_bytes}"
+        )
     if count:
         yield _Read(place, first, count, start, size_bytes)
 

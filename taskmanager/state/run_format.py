@@ -4,13 +4,11 @@ it too.
 A segment is a sequence of Arrow IPC streams, one for each of its *parts*: rows of some key-groups, cut such that most
 parts share none (``penstock/storage/run_writer.py``). ``KeyedStateSnapshot.segments`` says of each part which key-groups it has, its size and
 its CRC-32, so that parts are read and checked by themselves. All segments of a snapshot lie one after the other in one
-file. (In version 2 a segment had no parts, and the CRC-32 of all its bytes followed it, 4 bytes, little-endian: such
-segments are read, and later snapshots refer to them.) A segment's schema is the table's
+file. A segment's schema is the table's
 ``StateTable.schema``, without dictionary types, but a stream holds integers in the narrowest type that is wide
 enough, unsigned where none is negative: the metadata of such a field has the type of the schema
 (``width``). Where that leaves no wide column it is as small as compressed and written in a fraction of the
-time; the buffers of other streams are compressed with LZ4. (In version 1 it was one stream of all batches,
-not narrowed, compressed.) The columns, by kind of table:
+time; the buffers of other streams are compressed with LZ4. The columns, by kind of table:
 
 ======== ==============================================================================================
 all      ``__key_group`` uint16, ascending within a batch
