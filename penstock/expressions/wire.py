@@ -14,6 +14,7 @@ from penstock.expressions.call_options import (
 )
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
 from penstock.expressions.literals import array_of_scalars
+from penstock.expressions.nodes import argument_count, nodes_of
 from penstock.expressions.operators import OPERATORS
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes, schema_to_bytes
@@ -32,15 +33,15 @@ def to_proto(expression: Expr) -> graph_pb2.Expression:
     return graph_pb2.Expression(nodes=reversed(found))
 
 
-def _node(expression: Expr) -> graph_pb2.ExpressionNode:
+def _node(expression: Expr) -> graph_pb2.Expression:
     if isinstance(expression, Column):
-        return graph_pb2.ExpressionNode(column=expression._name)
+        return graph_pb2.Expression(column=expression._name)
     if isinstance(expression, Literal):
         array = array_of_scalars([expression._scalar], expression._scalar.type)
-        return graph_pb2.ExpressionNode(literal=graph_pb2.Literal(arrow=array_to_bytes(array)))
+        return graph_pb2.Expression(literal=graph_pb2.Literal(arrow=array_to_bytes(array)))
     if isinstance(expression, Cast):
         type_ = schema_to_bytes(pa.schema([("value", expression._target)]))
-        return graph_pb2.ExpressionNode(cast=graph_pb2.Cast(type=type_, safe=expression._safe))
+        return graph_pb2.Expression(cast=graph_pb2.Cast(type=type_, safe=expression._safe))
     if isinstance(expression, Call):
         options = options_to_json(expression._options)
         if len(options) > OPTIONS_MAX:
@@ -48,7 +49,7 @@ def _node(expression: Expr) -> graph_pb2.ExpressionNode:
                 f"{expression}: the values in it take {len(options):,} characters, at most {OPTIONS_MAX:,} travel "
                 "with an expression. Join with a stream that has them as rows, or broadcast it"
             )
-        return graph_pb2.ExpressionNode(
+        return graph_pb2.Expression(
             call=graph_pb2.Call(
                 function=expression._function,
                 argument_count=len(expression._arguments),
@@ -61,8 +62,8 @@ def _node(expression: Expr) -> graph_pb2.ExpressionNode:
 def from_proto(message: graph_pb2.Expression) -> Expr:
     """The expression of a message."""
     values: list[Expr] = []
-    for node in message.nodes:
-        count = _argument_count(node)
+    for node in nodes_of(message):
+        count = argument_count(node)
         if count > len(values):
             raise ExpressionError(f"{count} values are taken where {len(values)} are")
         arguments = tuple(values[len(values) - count :])
@@ -72,12 +73,7 @@ def from_proto(message: graph_pb2.Expression) -> Expr:
     return values[0]
 
 
-def _argument_count(node: graph_pb2.ExpressionNode) -> int:
-    kind = node.WhichOneof("node")
-    return node.call.argument_count if kind == "call" else int(kind == "cast")
-
-
-def _from_node(node: graph_pb2.ExpressionNode, arguments: tuple[Expr, ...]) -> Expr:
+def _from_node(node: graph_pb2.Expression, arguments: tuple[Expr, ...]) -> Expr:
     kind = node.WhichOneof("node")
     if kind == "column":
         return Column(node.column)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from penstock.errors import JobRejected
+from penstock.expressions.nodes import nodes_of
 from penstock.graph.join_schemas import check_same_keys
 from penstock.graph.window_schemas import window_fields
 from penstock.graph.window_spec import is_event_time
@@ -351,10 +352,5 @@ def _check_columns(names: Iterable[str], schema: pa.Schema, where: str) -> None:
             )
 
 
-def plain_column(expression: graph_pb2.Expression) -> str:
-    """The column that an expression is, "" where it computes something."""
-    return expression.nodes[0].column if len(expression.nodes) == 1 else ""
-
-
 def _expression_columns(expression: graph_pb2.Expression) -> Iterator[str]:
-    return (node.column for node in expression.nodes if node.HasField("column"))
+    return (node.column for node in nodes_of(expression) if node.HasField("column"))

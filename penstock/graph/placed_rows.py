@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.graph.operator_checks import late_tag, plain_column
+from penstock.expressions.nodes import plain_column
+from penstock.graph.operator_checks import late_tag
 from penstock.pb import graph_pb2
 
 Keys = tuple[str, ...]

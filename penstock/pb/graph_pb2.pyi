@@ -265,37 +265,15 @@ Global___SpillFormat: _TypeAlias = SpillFormat  # noqa: Y015
 
 @_typing.final
 class Expression(_message.Message):
-    """An expression over the columns of one batch.
-    From the leaves up: what a node is computed from stands before it, and the last node is the whole. So the
-    depth of an expression is no depth of the message, which protobuf limits to 100.
-    """
+    """An expression over the columns of one batch."""
 
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NODES_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExpressionNode]: ...
-    def __init__(
-        self,
-        *,
-        nodes: _abc.Iterable[Global___ExpressionNode] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Expression: _TypeAlias = Expression  # noqa: Y015
-
-@_typing.final
-class ExpressionNode(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     COLUMN_FIELD_NUMBER: _builtins.int
     LITERAL_FIELD_NUMBER: _builtins.int
     CALL_FIELD_NUMBER: _builtins.int
     CAST_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     column: _builtins.str
     @_builtins.property
     def literal(self) -> Global___Literal: ...
@@ -303,6 +281,12 @@ class ExpressionNode(_message.Message):
     def call(self) -> Global___Call: ...
     @_builtins.property
     def cast(self) -> Global___Cast: ...
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Expression]:
+        """From the leaves up: what a node is computed from stands before it, and the last one is the whole. So the
+        depth of an expression is no depth of the message, which protobuf limits to 100.
+        """
+
     def __init__(
         self,
         *,
@@ -310,16 +294,17 @@ class ExpressionNode(_message.Message):
         literal: Global___Literal | None = ...,
         call: Global___Call | None = ...,
         cast: Global___Cast | None = ...,
+        nodes: _abc.Iterable[Global___Expression] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "cast", b"cast", "column", b"column", "literal", b"literal", "node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "cast", b"cast", "column", b"column", "literal", b"literal", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "cast", b"cast", "column", b"column", "literal", b"literal", "node", b"node", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_node: _TypeAlias = _typing.Literal["column", "literal", "call", "cast"]  # noqa: Y015
     _WhichOneofArgType_node: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_node) -> _WhichOneofReturnType_node | None: ...
 
-Global___ExpressionNode: _TypeAlias = ExpressionNode  # noqa: Y015
+Global___Expression: _TypeAlias = Expression  # noqa: Y015
 
 @_typing.final
 class Literal(_message.Message):
@@ -351,23 +336,29 @@ class Call(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FUNCTION_FIELD_NUMBER: _builtins.int
-    ARGUMENT_COUNT_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
     OPTIONS_JSON_FIELD_NUMBER: _builtins.int
+    ARGUMENT_COUNT_FIELD_NUMBER: _builtins.int
     function: _builtins.str
-    argument_count: _builtins.int
-    """The values of so many nodes before this one, which no other has taken, in order."""
     options_json: _builtins.str
     """Keyword options of the function as a JSON object; "" = none."""
+    argument_count: _builtins.int
+    """The values of so many nodes before this one, which no other has taken, in order."""
+    @_builtins.property
+    def arguments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Expression]:
+        """stored by earlier versions"""
+
     def __init__(
         self,
         *,
         function: _builtins.str = ...,
-        argument_count: _builtins.int = ...,
+        arguments: _abc.Iterable[Global___Expression] | None = ...,
         options_json: _builtins.str = ...,
+        argument_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["argument_count", b"argument_count", "function", b"function", "options_json", b"options_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["argument_count", b"argument_count", "arguments", b"arguments", "function", b"function", "options_json", b"options_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -379,21 +370,27 @@ class Cast(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    ARGUMENT_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     SAFE_FIELD_NUMBER: _builtins.int
     type: _builtins.bytes
     """Arrow IPC schema with the one field "value" that has the target type."""
     safe: _builtins.bool
     """True: any loss is an error. False: fractions are cut towards zero, integer overflow is an error."""
+    @_builtins.property
+    def argument(self) -> Global___Expression:
+        """stored by earlier versions"""
+
     def __init__(
         self,
         *,
+        argument: Global___Expression | None = ...,
         type: _builtins.bytes = ...,
         safe: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["argument", b"argument"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["safe", b"safe", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["argument", b"argument", "safe", b"safe", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

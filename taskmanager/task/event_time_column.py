@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.graph.operator_checks import plain_column
+from penstock.expressions.nodes import plain_column
 from penstock.pb import graph_pb2
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from common.message_bounds import check_message
 from penstock.errors import BadRecord, ExpressionError
 from penstock.expressions import BadRow, Expr, col, evaluate_each, fn, lit, when
+from penstock.expressions.nodes import plain_column
 from penstock.expressions.wire import OPTIONS_MAX
 from penstock.pb import graph_pb2
 from penstock.rows.schema import EVENT_TIME
@@ -458,9 +459,7 @@ def test_types_that_do_not_go_together_are_errors_while_the_graph_is_built(
 
 
 def _message(*before: dict[str, Any], **last: Any) -> graph_pb2.Expression:
-    return graph_pb2.Expression(
-        nodes=[graph_pb2.ExpressionNode(**node) for node in (*before, last)]
-    )
+    return graph_pb2.Expression(nodes=[graph_pb2.Expression(**node) for node in (*before, last)])
 
 
 @pytest.mark.parametrize(
@@ -486,6 +485,25 @@ def _message(*before: dict[str, Any], **last: Any) -> graph_pb2.Expression:
 def test_broken_messages_are_refused(message: graph_pb2.Expression) -> None:
     with pytest.raises(ExpressionError):
         Expr.from_proto(message)
+
+
+def test_expressions_of_graphs_that_earlier_versions_have_stored_are_read() -> None:
+    """They have their arguments inside."""
+
+    def inside(expression: Expr) -> graph_pb2.Expression:
+        node = expression.to_proto().nodes[-1]
+        arguments = [inside(child) for child in expression._children()]
+        if node.HasField("cast"):
+            node.cast.argument.CopyFrom(arguments[0])
+        elif node.HasField("call"):
+            node.call.ClearField("argument_count")
+            node.call.arguments.extend(arguments)
+        return node
+
+    for expression in (col("x"), (-col("x") + 1).cast("string"), fn.round(col("y") * lit(2), 1)):
+        stored = inside(expression)
+        assert str(Expr.from_proto(stored)) == str(expression)
+        assert plain_column(stored) == ("x" if str(expression) == "x" else "")
 
 
 def test_an_expression_of_150_conditions_is_computed_and_travels() -> None:
