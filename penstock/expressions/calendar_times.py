@@ -5,7 +5,7 @@ A time in a zone is looked at by the clock there, up to a day beside its own, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from penstock.expressions.moments import DAY, is_moment, resolution
+from penstock.rows.zone_clocks import clock_texts, clock_times, is_far, is_summer_time, zoned_times
 
 Apply = Callable[[list[Any]], Any]
 """Arrow arrays or scalars in, an array or scalar out."""
@@ -33,10 +34,15 @@ _DAYS_OF_YEARS = {32_766: (-12_687_063, 11_248_373), _YEARS: (-12_687_428, 11_24
 """The first day of the years from minus so many to so many, and the day behind the last, as days since 1970."""
 
 
-def in_calendar(name: str, kernel: Apply, types: Sequence[pa.DataType]) -> Apply:
+def in_calendar(
+    name: str, kernel: Apply, types: Sequence[pa.DataType], given: Mapping[str, Any]
+) -> Apply:
     """The kernel of a function of ``CALENDAR``, which refuses times that it has no right values for.
 
-    >>> year = in_calendar("year", pc.get_function("year").call, [pa.date32()])
+    Args:
+        given: options of the function by name.
+
+    >>> year = in_calendar("year", pc.get_function("year").call, [pa.date32()], {})
     >>> year([pa.scalar(10**8, pa.int32()).cast(pa.date32())])
     Traceback (most recent call last):
     pyarrow.lib.ArrowInvalid: a date32[day] of 100000000 is not in the calendar: it lies outside of the years -32767 to 32767
@@ -45,6 +51,7 @@ def in_calendar(name: str, kernel: Apply, types: Sequence[pa.DataType]) -> Apply
         kernel = _nanoseconds_between
     if not any(map(is_moment, types)):
         return kernel
+    kernel = _by_clock(name, kernel, types, given)
 
     def apply(args: list[Any]) -> Any:
         for arg in args:
@@ -53,6 +60,25 @@ def in_calendar(name: str, kernel: Apply, types: Sequence[pa.DataType]) -> Apply
         return kernel(args)
 
     return apply
+
+
+def _by_clock(
+    name: str, kernel: Apply, types: Sequence[pa.DataType], given: Mapping[str, Any]
+) -> Apply:
+    """The kernel with the right clocks in zones from 2038 on."""
+    zones = {getattr(kind, "tz", None) for kind in types}
+    if name == "assume_timezone" and pt.is_timestamp(types[0]) and zones == {None}:
+        options = dict(given)
+        zone = options.pop("timezone")
+        return lambda args: zoned_times(args[0], zone, **options)
+    if name == "assume_timezone" or len(zones) > 1 or None in zones:
+        return kernel  # of several zones Arrow has none
+    if name == "is_dst":
+        return lambda args: is_summer_time(args[0])
+    if name == "strftime":
+        format_ = given.get("format", "%Y-%m-%dT%H:%M:%S")
+        return lambda args: clock_texts(args[0], format_, given.get("locale", "C"))
+    return lambda args: kernel([*map(clock_times, args)] if any(map(is_far, args)) else args)
 
 
 def check_calendar(times: Any) -> None:

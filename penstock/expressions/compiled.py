@@ -324,7 +324,7 @@ def _kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
         return rounded_times(name, types[0], chosen)
     kernel = function if options is None else lambda args: function(args, options)
     if name in CALENDAR:
-        return in_calendar(name, kernel, types)
+        return in_calendar(name, kernel, types, chosen)
     if name in ROUNDING:
         return rounding(name, kernel, types, chosen)
     if name not in _OF_ONE_TYPE:

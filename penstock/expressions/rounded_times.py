@@ -20,6 +20,7 @@ from penstock.errors import ExpressionError
 from penstock.expressions.calendar_times import check_calendar
 from penstock.expressions.literals import array_of_scalars
 from penstock.expressions.moments import DAY, resolution
+from penstock.rows.zone_clocks import clock_times, zoned_times
 
 Apply = Callable[[list[Any]], Any]
 """Arrow arrays or scalars in, an array or scalar out."""
@@ -198,11 +199,11 @@ def _shifted(times: pa.Array, shift: Callable[[_Integers], _Integers]) -> pa.Arr
 
 def _in_zone(times: pa.Array, shift: Callable[[_Integers], _Integers]) -> pa.Array:
     check_calendar(times)
-    clock = pc.local_timestamp(times)
+    clock = clock_times(times)
     found = _shifted(clock, shift)
     check_calendar(found)
     first, second = (
-        pc.assume_timezone(found, times.type.tz, ambiguous=which, nonexistent="latest")
+        zoned_times(found, times.type.tz, ambiguous=which, nonexistent="latest")
         for which in ("earliest", "latest")
     )
     above = pc.if_else(pc.greater_equal(first, times), first, second)

@@ -22,6 +22,7 @@ import pyarrow.types as pt
 
 from penstock.rows.nested_casts import also_of_scalars, nested_cast
 from penstock.rows.time_text import time_texts
+from penstock.rows.zone_clocks import by_clock
 
 _INT64_DIGITS = 18
 """As many digits has any decimal that is an int64 without its point."""
@@ -71,7 +72,7 @@ def cast_kernel(source: pa.DataType, target: pa.DataType, *, safe: bool) -> Kern
         return _integer_to_time(target) if is_time else _integer_to_date64(source, safe=safe)
     if pt.is_timestamp(source) and not safe and (pt.is_date(target) or pt.is_time(target)):
         to_time = pt.is_time(target)
-        return _timestamp_to_time(source, target) if to_time else _to_date(source, target)
+        return by_clock(_timestamp_to_time(source, target) if to_time else _to_date(source, target))
     nested = nested_cast(source, target, cast_kernel, safe=safe)
     if nested is not None:
         return nested
@@ -147,7 +148,8 @@ def _guarded(source: pa.DataType, target: pa.DataType, *, truncate: bool) -> Ker
         return lambda value: checked(to_whole(value))
     if pt.is_decimal(source) and pt.is_float64(target):
         return _nearest_float(source)
-    return _direct(_options(target, truncate=truncate))
+    direct = _direct(_options(target, truncate=truncate))
+    return by_clock(direct) if pt.is_timestamp(source) and pt.is_date(target) else direct
 
 
 def _integer_to_time(target: pa.DataType) -> Kernel:

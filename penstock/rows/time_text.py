@@ -8,6 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from penstock.rows.zone_clocks import clock_texts, is_far
+
 _NO_TEXT = "<value out of range"
 
 
@@ -25,6 +27,8 @@ def time_texts(times: Any, target: pa.DataType | None = None) -> Any:
     '1969-12-31 23:59:59.999'
     """
     check_time_texts(times)
+    if is_far(times):
+        times = clock_texts(times, "%Y-%m-%d %H:%M:%S%z")
     return pc.cast(times, target or pa.string())
 
 
