@@ -69,6 +69,8 @@ class CheckpointStoringRunner:
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
         self._unsettled: c.StoreCheckpoint | None = None
         """Of which nobody knows yet whether it is stored; there is one at most."""
+        self._settled: asyncio.Future[None] | None = None
+        """Done when that is known, whoever has found it out."""
         self._settling = OutageLog(
             self._log, "checkpoint.not_settled", "checkpoint.settled_again", "warning"
         )
@@ -99,8 +101,11 @@ class CheckpointStoringRunner:
         else:
             self._note_stored(effect.stored, event)
         finally:
-            self._storing = 0
-            self._is_stored.set()
+            if (
+                self._storing == effect.stored.checkpoint_id
+            ):  # else a start has settled it, and the next is stored
+                self._storing = 0
+                self._is_stored.set()
 
     async def _settle_at_last(self, wanted: c.StoreCheckpoint, unknown: StreamError) -> None:
         """Finds out what has become of a checkpoint, however long that takes; the job's tasks run on."""
@@ -109,6 +114,7 @@ class CheckpointStoringRunner:
         now_ms = self._clock.now_ms()
         self._post(c.StoreOutcomeUnknown(checkpoint_id, str(unknown), now_ms))
         self._unsettled = wanted
+        self._settled = settled = asyncio.get_running_loop().create_future()
         self._is_stored.set()
         for attempt in count():
             try:
@@ -121,7 +127,7 @@ class CheckpointStoringRunner:
             else:
                 self._settling.worked()
                 return
-            if not await self._calls.pause_after(attempt):
+            if not await self._calls.pause_after(attempt, settled) or settled.done():
                 return
 
     async def settle(self) -> None:
@@ -133,10 +139,17 @@ class CheckpointStoringRunner:
         store, wanted = self._store, self._unsettled
         if wanted is None:
             return
-        checkpoint_id = wanted.checkpoint_id
-        event = await self._calls.run("settle", lambda: store.settle(checkpoint_id))
-        if self._unsettled is wanted:  # else it was found out meanwhile
+        checkpoint_id, settled = wanted.checkpoint_id, self._settled
+        assert settled is not None, "it is made where the outcome becomes unknown"
+        try:
+            event = await self._calls.run("settle", lambda: store.settle(checkpoint_id), settled)
+        except StreamError:
+            if settled.done():
+                return
+            raise
+        if not settled.done():  # else it was found out meanwhile
             self._unsettled = None
+            settled.set_result(None)
             is_stored = isinstance(event, c.CheckpointStored)
             self._log.info("checkpoint.settled", checkpoint_id=checkpoint_id, is_stored=is_stored)
             self._note_stored(wanted, event)

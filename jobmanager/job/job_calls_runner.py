@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
@@ -45,33 +46,48 @@ class JobCallsRunner:
             if not waiting.done():
                 waiting.set_result(None)
 
-    async def run(self, what: str, work: Callable[[], _ResultT]) -> _ResultT:
-        """A call that nobody waits for any more once the job has ended.
+    async def run(
+        self, what: str, work: Callable[[], _ResultT], until: asyncio.Future[None] | None = None
+    ) -> _ResultT:
+        """A call that nobody waits for any more once the job has ended, or ``until`` is done.
 
         Raises:
-            StoreSilent: it takes too long, or the job has ended.
+            StoreSilent: it takes too long, or is waited for no longer.
         """
         if self.ended.is_set():
             raise StoreSilent(f"job {self._job_id} has ended")
-        no_longer = asyncio.get_running_loop().create_future()
-        self._until_end[no_longer] = None
-        try:
+        with self._no_longer(until) as no_longer:
             return await self.calls.run(what, work, no_longer)
+
+    async def pause(self, pause_s: float, until: asyncio.Future[None] | None = None) -> bool:
+        """Waits, until ``until`` is done at most; False where the job has ended meanwhile."""
+        if not self.ended.is_set():
+            with self._no_longer(until) as no_longer:
+                await asyncio.wait({no_longer}, timeout=pause_s)
+        return not self.ended.is_set()
+
+    async def pause_after(self, attempt: int, until: asyncio.Future[None] | None = None) -> bool:
+        """Waits after a call that has said nothing, the longer the more of them there were; as ``pause`` does."""
+        return await self.pause(pause_s(attempt), until)
+
+    @contextmanager
+    def _no_longer(self, until: asyncio.Future[None] | None) -> Iterator[asyncio.Future[None]]:
+        """Done with the job's end, or with ``until``."""
+        no_longer = asyncio.get_running_loop().create_future()
+
+        def give_up(_: object) -> None:
+            if not no_longer.done():
+                no_longer.set_result(None)
+
+        self._until_end[no_longer] = None
+        if until is not None:
+            until.add_done_callback(give_up)
+        try:
+            yield no_longer
         finally:
             del self._until_end[no_longer]
-
-    async def pause(self, pause_s: float) -> bool:
-        """Waits; False where the job has ended meanwhile."""
-        try:
-            async with asyncio.timeout(pause_s):
-                await self.ended.wait()
-        except TimeoutError:
-            return True
-        return False
-
-    async def pause_after(self, attempt: int) -> bool:
-        """Waits after a call that has said nothing, the longer the more of them there were; False as of ``pause``."""
-        return await self.pause(pause_s(attempt))
+            if until is not None:
+                until.remove_done_callback(give_up)
 
     def _note_calls(self) -> None:
         self._gauges.note_calls(self.calls.given_up, self.calls.hanging)

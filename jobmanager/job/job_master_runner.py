@@ -54,8 +54,9 @@ from penstock.errors import StreamError
 from penstock.storage.object_store import ObjectStore
 
 _CANCELLATION_MARGIN_MS = 5_000
-_OPERATIONS_PATIENCE_S = 5.0
-"""How long the end of a job that is FINISHED waits for those of its operations, which the next JobManager knows by it."""
+_OPERATIONS_PATIENCE_S = 1.5
+"""How long the end of a job that is FINISHED waits for those of its operations, which the next JobManager knows by it;
+less than a JobManager that is told to end waits for its jobs."""
 _END = "end"
 _PROMOTION = "promotion"
 """Lane of work that concerns several TaskManagers."""

@@ -85,7 +85,7 @@ def test_who_is_waited_for_no_longer_is_told_who_leads(
             kept,
             SystemClock(),
             OperationsRunner(JOB),
-            DEADLINE_S if hears else 0.05,
+            DEADLINE_S if hears else 1.0,
             posted.append,
         )
         async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:

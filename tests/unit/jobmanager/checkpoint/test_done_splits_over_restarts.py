@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from common.done_splits import SEALED_FROM, digest_of
 from jobmanager.checkpoint import messages as c
@@ -53,6 +55,7 @@ from penstock.storage.restore_point import RestorePoint
 from penstock.storage.snapshot_files import StoreSnapshotReader
 from penstock.storage.stored_state import stored_rows, stored_states
 from taskmanager.operators.done_names import DoneNames
+from tests.support.jobs import DEADLINE_S
 
 JOB = "ab" * 16
 VERTEX, UID = "v0", "files"
@@ -685,3 +688,50 @@ def _drawn_files(draw: random.Random, first: int, count: int) -> list[str]:
         whole = f"/data/in/large-{first}.parquet"
         return [f"{whole}{PART_OF}content{PART_OF}{part}" for part in range(count)]
     return files(first, count)
+
+
+class SlowHead(Memory):
+    """Answers one read of HEAD when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 24)
+        self.hangs, self.go_on = threading.Event(), threading.Event()
+        self.is_slow = False
+
+    @override
+    def get(self, path: str) -> bytes:
+        if self.is_slow and path == "HEAD":
+            self.is_slow = False
+            self.hangs.set()
+            assert self.go_on.wait(DEADLINE_S)
+        return super().get(path)
+
+
+def test_who_settles_late_deletes_nothing_that_a_newer_checkpoint_names() -> None:
+    store = SlowHead()
+    world = World(store, CheckpointSettings(interval_ms=1000), 2)
+    late = list[BaseException]()
+
+    def settle_late() -> None:
+        try:
+            world.checkpoints.settle(1)
+        except StoreTransient as error:
+            late.append(error)
+
+    thread = threading.Thread(target=settle_late)
+
+    def given_up_on() -> None:
+        store.is_slow = True
+        thread.start()
+        assert store.hangs.wait(DEADLINE_S)
+
+    world.add(*(f"f{i}" for i in range(100)))  # so many that they lie in a file of their own
+    world.read_all()
+    assert world.checkpoint(unknown="stored", meanwhile=given_up_on)
+    world.add("g")
+    world.read_all()
+    assert world.checkpoint()
+    store.go_on.set()
+    thread.join(DEADLINE_S)
+    assert [str(error) for error in late] == ["what became of checkpoint 1 was found out meanwhile"]
+    world.lead(2)
