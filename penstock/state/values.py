@@ -159,7 +159,7 @@ class ValueState(CellState):
         """The key's value; the default (None) where there is none."""
         try:
             stored = self._values[self._scope.slot]
-        except (TypeError, KeyError):
+        except TypeError:
             self._no_key("value")
         if stored is not ABSENT:
             if self._is_plain:
@@ -176,11 +176,7 @@ class ValueState(CellState):
             StateError: the value is not of the state's type.
         """
         slot, kind = self._scope.slot, type(value)
-        if (
-            kind is not self._exact
-            or slot is None
-            or (kind is int and not _INT64_MIN <= value <= _INT64_MAX)
-        ):
+        if kind is not self._exact or (kind is int and not _INT64_MIN <= value <= _INT64_MAX):
             if slot is None:
                 self._no_key("update")
             if value is None:

@@ -47,8 +47,8 @@ class _HeldNumbers:
     def __init__(self, column: NumberColumn, slots: Int64Array) -> None:
         self._column = column
         self._slots = slots
-        self.values = column.cells.numbers
-        self.are_there = column.cells.are_there
+        self.values = column.values.numbers
+        self.are_there = column.values.are_there
         self.have_changed = column.changed_numbers
 
     def put_back(self, first: int, stop: int) -> None:

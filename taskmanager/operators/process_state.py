@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import JobRejected, Unrecoverable
-from penstock.pb import graph_pb2
 from penstock.processing.process_functions import ProcessKindInfo
 from penstock.rows.column_values import short_repr
 from penstock.rows.conforming import conformed_column
@@ -31,14 +30,11 @@ from penstock.storage.key_types import Int64Array, key_array
 from taskmanager.kernels import encode_keys
 from taskmanager.operators.operator import OperatorContext
 from taskmanager.state.descriptors import StateDescriptor, StateKind
-from taskmanager.state.hashmap.number_column import NumberColumn
 from taskmanager.state.memory_check import MemoryCheck
 from taskmanager.state.operator_state import BROADCAST, SPLIT, UNION
-from taskmanager.state.slot_arrays import grown
 
 _SWEPT_PER_BUNDLE = 256
 _SWEPT_WHEN_IDLE = 4096
-_NUMBER_KINDS = {pa.int64(): "int64", pa.float64(): "float64", pa.bool_(): "bool"}
 _REDISTRIBUTION = {"split": SPLIT, "union": UNION}
 
 
@@ -69,10 +65,6 @@ class FunctionStates:
         numbers: Mapping[str, str] | None = None,
     ) -> None:
         self._numbers = numbers or {}
-        self._is_by_row = info.kind != graph_pb2.PROCESS_KIND_KEYED_BATCH
-        self._last_row = np.zeros(0, np.int64)
-        self._held: list[NumberColumn] = []
-        """The columns that functions read and change bundle by bundle."""
         self._function = function
         self._attributes: dict[str, State] = {}
         self._scope = scope
@@ -84,7 +76,8 @@ class FunctionStates:
         self._memory = MemoryCheck(context.memory, context.clock)
         for attribute, state in check_states(function, info.states).items():
             if isinstance(state, KeyedState):
-                bound: Any = state.bind(self._column(state, attribute), scope)
+                kind = "" if state.ttl_ms else self._numbers.get(attribute, "")
+                bound: Any = state.bind(self._column(state, kind), scope)
                 self._keyed.append(bound)
             elif isinstance(state, BroadcastState):
                 held = context.operator_state.list(state.name, BROADCAST)
@@ -114,12 +107,9 @@ class FunctionStates:
             isinstance(state, OperatorListState | BroadcastState) for state in self.by_name.values()
         )
 
-    def _column(self, state: KeyedState, attribute: str) -> Any:
+    def _column(self, state: KeyedState, number_kind: str) -> Any:
         if self._space is None:
             raise JobRejected(f"state {state.name!r}: state per key needs a keyed stream")
-        number_kind = "" if state.ttl_ms else self._numbers.get(attribute, "")
-        if self._is_by_row and state.kind == "value" and not state.ttl_ms:
-            number_kind = number_kind or _NUMBER_KINDS.get(state.codec.value_type, "")
         descriptor = StateDescriptor(
             name=state.name,
             kind=StateKind(state.kind),
@@ -129,34 +119,15 @@ class FunctionStates:
             number_kind=number_kind,
         )
         if descriptor.kind is StateKind.VALUE:
-            column = self._space.value_column(descriptor)
-            if isinstance(column, NumberColumn):
-                self._held.append(column)
-            return column
+            return self._space.value_column(descriptor)
         if descriptor.kind is StateKind.LIST:
             return self._space.list_column(descriptor)
         return self._space.map_column(descriptor)
 
     def enter(self, keys: KeyBatch) -> list[int]:
         """Brings n keys into reach; their slots."""
-        assert self._space is not None
-        slots = self._space.enter(keys)
-        places: list[int] = slots.tolist()
-        if self._held:
-            self._hold(slots)
-        for state in self._keyed:
-            state.enter()
-        return places
-
-    def _hold(self, slots: Int64Array) -> None:
-        """Brings the numbers of the keys in n slots together."""
-        rows = np.arange(len(slots))
-        self._last_row = grown(self._last_row, int(slots.max(initial=-1)) + 1)
-        self._last_row[slots] = rows
-        different = slots[self._last_row[slots] == rows]
-        places = different.tolist()
-        for column in self._held:
-            column.hold(different, places)
+        slots: list[int] = self.enter_slots(keys).tolist()
+        return slots
 
     def enter_slots(self, keys: KeyBatch) -> Int64Array:
         """The same, as int64[n]."""

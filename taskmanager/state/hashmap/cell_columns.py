@@ -210,7 +210,7 @@ class CellExport(ColumnExport):
         self._now_ms = home.now_ms()
         self._after = since_version or -1
         self._cursor = 0
-        self._stop = len(column.present)
+        self._stop = len(column.values)
         self._done = np.zeros(self._stop, np.bool_)
         self._saved: list[tuple[Int64Array, list[Any]]] = []
 

@@ -1,4 +1,4 @@
-"""A column of numbers in arrays: compiled functions work on them, all others on the cells of a bundle's keys.
+"""A column of numbers in arrays, for functions that are compiled; to all others its cells are a list's.
 
 Cells are stored forms as elsewhere (int, float, bool), so snapshots are those of ``ValueColumn``.
 """
@@ -84,25 +84,14 @@ class NumberColumn(ValueColumn):
     """A number per key.
 
     Attributes:
-        values: within a bundle that is held the cells of its slots, else the same as ``cells``.
-        cells: of all slots.
         changed_numbers: bool[room], slots whose number a loop has changed; see ``put_numbers``. All False outside of bundles.
     """
 
     def __init__(self, home: ColumnHome, descriptor: StateDescriptor) -> None:
         super().__init__(home, descriptor)
-        self.cells = NumberCells(descriptor.number_kind, home.room)
-        self.values: Any = self.cells
+        self.values: Any = NumberCells(descriptor.number_kind, home.room)
         self.changed_numbers: BoolArray = np.zeros(home.room, np.bool_)
         self._loop_slots: list[Int64Array] = []
-        self._held_slots = _NONE
-
-    def hold(self, slots: Int64Array, places: list[int]) -> None:
-        """A function is called for these (different) slots, given twice, until the bundle is left."""
-        if self.changed:  # in a bundle that has failed
-            self.leave()
-        self._held_slots = slots
-        self.values = dict(zip(places, self.cells.at(slots), strict=True))
 
     def put_numbers(self, slots: Int64Array) -> None:
         """A loop may have changed the numbers in these slots: those that it has are changed."""
@@ -115,7 +104,6 @@ class NumberColumn(ValueColumn):
 
     @override
     def grow(self, room: int) -> None:
-        self.values = self.cells
         super().grow(room)
         missing = np.zeros(room - len(self.changed_numbers), np.bool_)
         self.changed_numbers = np.append(self.changed_numbers, missing)
@@ -124,16 +112,14 @@ class NumberColumn(ValueColumn):
     def leave(self) -> Int64Array:
         parts, self._loop_slots = self._loop_slots, []
         if self.changed:
-            changed = np.fromiter(self.changed, np.int64, len(self.changed))
-            self.changed_numbers[changed] = True
-            parts.append(changed if self.values is self.cells else self._put_back())
-        self.values = self.cells
+            parts.append(np.array(self.changed, np.int64))
+            self.changed_numbers[parts[-1]] = True
         slots = parts[0] if len(parts) == 1 else np.concatenate(parts)
         gone = np.empty(len(slots), np.int64)
         stamped, count = kernels().stamp_changed(
             slots,
             self.changed_numbers,
-            self.cells.are_there,
+            self.values.are_there,
             self._versions,
             self.present,
             self.version,
@@ -141,28 +127,18 @@ class NumberColumn(ValueColumn):
         )
         return self._left(_NONE, gone[:count].copy()) if stamped or count else _NONE
 
-    def _put_back(self) -> Int64Array:
-        """Puts the cells that are held into the arrays; their slots."""
-        slots, cells, held = self._held_slots, self.cells, list(self.values.values())
-        there: Any = True
-        if self.removed or not cells.are_there[slots].all():
-            there = np.array([cell is not ABSENT for cell in held], np.bool_)
-            held = [0 if cell is ABSENT else cell for cell in held]
-        cells.numbers[slots] = np.fromiter(held, cells.numbers.dtype, len(held))
-        cells.are_there[slots] = there
-        return slots
-
     @override
     def memory_bytes(self) -> int:
-        return int(self.cells.nbytes + self._versions.nbytes + self.changed_numbers.nbytes)
+        return int(self.values.nbytes + self._versions.nbytes + self.changed_numbers.nbytes)
 
     @override
     def copy_cells(self, slots: Int64Array) -> list[Any]:
-        return self.cells.at(slots)
+        cells: list[Any] = self.values.at(slots)
+        return cells
 
     @override
     def _set(self, slots: Int64Array, cells: Iterable[Any], version: int) -> None:
-        values, cells = self.cells, list(cells)
+        values, cells = self.values, list(cells)
         values.are_there[slots] = version >= 0
         values.numbers[slots] = cells if version >= 0 else 0
         self._versions[slots] = version

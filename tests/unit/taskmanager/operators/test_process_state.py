@@ -26,8 +26,7 @@ from penstock.errors import StoreCorrupt, TaskFailure
 from taskmanager.operators.factory import build_operator
 from taskmanager.operators.time_slice import TimeSlice
 from tests.support.examples import examples
-from tests.support.object_backend import ObjectBackend
-from tests.support.process_specs import Backend, process_spec, rows, run_process
+from tests.support.process_specs import process_spec, rows, run_process
 
 Step = Callable[[Any], Any]
 
@@ -555,55 +554,8 @@ def test_a_function_of_another_kind_is_refused() -> None:
     spec = process_spec(Other())
     spec.process.function.pickled = cloudpickle.dumps(object())
     from penstock.errors import JobRejected
+    from tests.support.object_backend import ObjectBackend
     from tests.support.operator_harness import OperatorHarness
 
     with pytest.raises(JobRejected, match="is no KeyedProcessFunction"):
         OperatorHarness(build_operator(spec), backend=ObjectBackend)
-
-
-class ChangedNumbers(ps.KeyedProcessFunction):
-    """Sets or clears its numbers as the row says, and tells what they were."""
-
-    whole = ps.ValueState("whole", int)
-    real = ps.ValueState("real", float, default=0.5)
-    truth = ps.ValueState("truth", bool)
-
-    def process(self, row: Any, ctx: ps.ProcessContext, out: ps.Collector) -> None:
-        seen = repr((self.whole.value(), self.real.value(), self.truth.value()))
-        out.emit(user=row.user, text=seen)
-        if row.n < 0:
-            self.whole.clear()
-            self.truth.update(None)
-        elif row.n % 2:
-            self.whole.update(row.n * 2**61)
-            self.truth.update(row.n == 1)
-        if row.n % 3 == 0:
-            self.real.update(-0.0 if row.n else math.nan)
-        if row.n == 4:
-            raise ValueError("a bad row")
-
-
-BUNDLES = st.lists(
-    st.lists(st.tuples(st.integers(0, 90), st.integers(-2, 4)), min_size=1, max_size=100),
-    max_size=8,
-)
-
-
-@given(BUNDLES, st.integers(0, 7))
-@examples(40)
-def test_numbers_are_the_same_in_arrays_and_as_objects(
-    bundles: list[list[tuple[int, int]]], restored_before: int
-) -> None:
-    """With bad rows that are skipped, more keys than there was room for, and a restore."""
-    texts = []
-    for backend in (Backend.current, ObjectBackend):
-        given_to: dict[str, Any] = {"harness": {"backend": backend}, "on_error": "skip"}
-        harness, found = run_process(ChangedNumbers(), **given_to), []
-        for index, bundle in enumerate(bundles):
-            if index == restored_before:
-                given_to["harness"]["restored"] = [harness.snapshot()]
-                harness = run_process(ChangedNumbers(), **given_to)
-            harness.push(rows(*((*row, 0) for row in bundle)))
-            found += [row["text"] for row in harness.take_rows()]
-        texts.append(found)
-    assert texts[0] == texts[1]
