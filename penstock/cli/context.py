@@ -47,10 +47,12 @@ def client_configuration() -> Configuration:
 
 
 def _configuration_file() -> Path | None:
-    here, default = Path("penstock.yaml"), default_directory() / "penstock.yaml"
-    if os.access(here, os.F_OK):  # not where another user's directory is the working one
-        return here
-    return default if default.exists() else None
+    for path in (Path("penstock.yaml"), default_directory() / "penstock.yaml"):
+        if os.access(
+            path, os.F_OK, effective_ids=True
+        ):  # not one in a directory that is closed to this user
+            return path
+    return None
 
 
 def jobmanager_addresses(option: str | None) -> str:

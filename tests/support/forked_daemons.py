@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ MARK_VARIABLE = "PENSTOCK_TEST_SITE"
 _MARK_BYTES = 32
 _ROOM_FOR_COMMAND_BYTES = 4096
 _DESCRIPTORS_FROM = 512
+_ADOPTED_S = 60.0
 _MESSAGE_MAX_BYTES = 1 << 20
 _STAT_FIELDS_BEFORE_STATE = 3
 _ARGUMENTS, _ENVIRONMENT = 48, 50
@@ -150,8 +152,10 @@ def _serve(
     descriptors: Mapping[int, int],
     parent_pid: int,
 ) -> None:
+    deadline = time.monotonic() + _ADOPTED_S
     while parent_pid and os.getppid() != parent_pid:
-        threading.Event().wait(0.001)
+        assert time.monotonic() < deadline, "nobody has adopted this daemon"
+        time.sleep(0.001)
     role = command[3]
     os.setsid()
     _keep_only(descriptors)

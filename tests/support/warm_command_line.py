@@ -100,6 +100,11 @@ class WarmCommandLine:
             try:
                 socket.send_fds(self._control, [json.dumps(request).encode()], list(descriptors))
                 answer = self._control.recv(64)
+            except BaseException:  # a late answer would be taken for that of the next request
+                warm_command_line.cache_clear()
+                self._control.close()
+                self._process.kill()
+                raise
             finally:
                 _adopt_orphans(False)
         assert answer, "the process of the command line has ended"

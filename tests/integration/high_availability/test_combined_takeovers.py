@@ -68,14 +68,15 @@ def history_of(cluster: LocalCluster, job_id: str) -> tuple[Any, Any, Any]:
         return client.job(job_id), client.exceptions(job_id), client.checkpoints(job_id)
 
 
-def await_noted(cluster: LocalCluster, job_id: str) -> None:
-    """Waits until the job's record tells of its failure, for which the job itself does not wait."""
+def await_noted(cluster: LocalCluster, job_id: str, completed: int = 0) -> None:
+    """Waits until the job's record tells of its failure, and of so many completed checkpoints; the job does not wait for that."""
     record = cluster.directory / "shared" / "default" / "jobs" / job_id / "record"
-    wait_in_directory(
-        record.parent,
-        lambda: decode_record(record.read_bytes(), str(record)).history.exceptions,
-        "a record that tells of the failure",
-    )
+
+    def is_noted() -> bool:
+        history = decode_record(record.read_bytes(), str(record)).history
+        return bool(history.exceptions) and history.checkpoint_numbers.completed >= completed
+
+    wait_in_directory(record.parent, is_noted, "a record that tells of the failure")
 
 
 def test_the_rest_of_a_delay_runs_under_the_next_leader_and_counts_once(
@@ -105,6 +106,7 @@ def test_the_rest_of_a_delay_runs_under_the_next_leader_and_counts_once(
         now, same, more = history_of(cluster, handle.job_id)
         assert now.summary.restarts == 1
         assert same == exceptions
+        await_noted(cluster, handle.job_id, more.completed_count)
         # Another leader: nothing begins again, and nothing is forgotten.
         cluster.start(jobmanagers=2, taskmanagers=2)
         kill_leader(cluster)

@@ -353,7 +353,8 @@ def test_commands_go_from_a_directory_that_is_closed_to_their_user(
     closed, user = tmp_path / "closed", os.geteuid()
     closed.mkdir()
     monkeypatch.chdir(closed)
-    monkeypatch.setenv("PENSTOCK_DIR", "/proc/nothing")
+    (closed / "penstock.yaml").touch()
+    monkeypatch.setenv("PENSTOCK_DIR", str(closed))
     closed.chmod(0)
     os.seteuid(user or 65534)
     try:
