@@ -62,7 +62,7 @@ def rounding(
                 f"{name}: a {kind} is not rounded by {multiple * Decimal(10) ** -digits}, of too many digits; "
                 f"cast it to at most {DIGITS_OF_64_BITS} digits first"
             )
-        wide, widen = _shortened(kind, scale)
+        wide, widen = _shortened(kind, scale, len(str(multiple)) + max(-digits, 0))
     elif kind.precision == _WIDEST:
         return _without_zeros(kernel, kind, multiple, digits)
     else:
@@ -90,13 +90,19 @@ def _multiple(name: str, kind: pa.DataType, given: Mapping[str, Any]) -> tuple[i
     return int(short or 0), -exponent - len(text) + len(short)
 
 
-def _shortened(kind: pa.DataType, scale: int) -> tuple[pa.DataType, Callable[[Any], Any]]:
+def _shortened(
+    kind: pa.DataType, scale: int, whole_digits: int
+) -> tuple[pa.DataType, Callable[[Any], Any]]:
     """Decimals with so many digits behind the point and one more, which says whether there were others: what lies
     between two that are rounded to, or in their middle, still does.
+
+    Args:
+        whole_digits: before the point at least: as many as what is rounded to has.
     """
     precision = max(kind.precision - kind.scale + scale, 1)
-    of_bits = pa.decimal128 if precision + 2 <= 38 else pa.decimal256
-    short, wide = of_bits(precision, scale), of_bits(precision + 2, scale + 1)
+    width = min(max(precision + 2, scale + 1 + whole_digits), _WIDEST)
+    of_bits = pa.decimal128 if width <= 38 else pa.decimal256
+    short, wide = of_bits(precision, scale), of_bits(width, scale + 1)
     cut = cast_kernel(kind, short, safe=False)
     again, widen, as_wide = map(_cast, (kind, of_bits(precision + 1, scale + 1), wide))
     more = Decimal(1).scaleb(-scale - 1)

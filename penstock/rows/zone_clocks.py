@@ -28,8 +28,8 @@ _FAR = 2_145_916_800
 _REGULAR = 4_102_444_800
 """2100: from here on no zone has changes of a single year, and all of them are again 400 years later."""
 _CYCLE = 146_097 * 86_400
-_WEEK = 7 * 86_400
-"""Two changes of a zone are further apart."""
+_STEP = 2 * 86_400
+"""Two changes of a zone are further apart (in Gaza a week less an hour)."""
 _WITHOUT_SUMMER = re.compile(r"UTC|[+-].*")
 _OF_ZONE = re.compile(r"%%|%[EO]?z|%Z")
 
@@ -228,10 +228,10 @@ def _zone(name: str) -> _Zone:
         there = dt.datetime.fromtimestamp(second, zone)
         return _Kind(_elapsed(there.utcoffset()), bool(there.dst()), str(there.tzname()))
 
-    starts = [_FAR - 2 * _WEEK]
+    starts = [_FAR - 2 * _STEP]
     found = [kind(starts[0])]
-    for low in range(starts[0], _REGULAR + _CYCLE + 2 * _WEEK, _WEEK):
-        high = low + _WEEK
+    for low in range(starts[0], _REGULAR + _CYCLE + 2 * _STEP, _STEP):
+        high = low + _STEP
         after = kind(high)
         if after == found[-1]:
             continue

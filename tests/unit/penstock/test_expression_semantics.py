@@ -672,3 +672,19 @@ def test_quotients_of_words_of_ones_are_right() -> None:
     expected = [Decimal("922337203.6854775807"), Decimal("-922337203.6854775807"), Decimal("1E-9")]
     for quotient in (col("a") / col("b"), fn.divide(col("a"), col("b"))):
         assert values(quotient, rows) == [*expected, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "digits", "wanted"),
+    [
+        (pa.decimal128(20, 18), "42.5", -3, "0"),
+        (pa.decimal128(20, 18), "42.5", -1, "40"),
+        (pa.decimal256(58, 58), "0.5", -2, "0"),
+    ],
+)
+def test_long_decimals_are_rounded_to_more_than_they_hold(
+    kind: pa.DataType, number: str, digits: int, wanted: str
+) -> None:
+    batch = pa.record_batch({"x": pa.array([Decimal(number)], kind)})
+    [found] = col("x").round(ndigits=digits).compile(batch.schema)(batch).to_pylist()
+    assert found == Decimal(wanted)
