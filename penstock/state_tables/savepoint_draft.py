@@ -127,7 +127,7 @@ class SavepointDraft:
         """Watermarks that were given of other key-groups than the operator's become one of all.
 
         Raises:
-            StateError: they differ, are none, or leave key-groups out.
+            StateError: they differ, or are none.
         """
         where = f"operator {self.operators[uid].name!r} (uid {uid!r})"
         lists = [
@@ -141,12 +141,7 @@ class SavepointDraft:
             raise StateError(f"{where}: what is given is no watermark: give what open_state gives")
         ranges = sorted(_WATERMARK.unpack(item)[1:] for item in items)
         count = self.max_parallelism_of(uid)
-        starts, ends = [first for first, _ in ranges], [last + 1 for _, last in ranges]
-        if [*starts, *ends[-1:]] != [0] * bool(ranges) + ends:
-            raise StateError(
-                f"{where}: what is given are not the watermarks of all key-groups, each once: give what open_state gives"
-            )
-        if ends[-1:] != [count]:
+        if [*(first for first, _ in ranges), count] != [0, *(last + 1 for _, last in ranges)]:
             _spread_watermark(lists, count, where)
 
     def drop_done_splits(self, uid: str) -> None:
