@@ -127,7 +127,7 @@ class CheckpointStoringRunner:
             else:
                 self._settling.worked()
                 return
-            if not await self._calls.pause_after(attempt, settled) or settled.done():
+            if not await self._calls.pause_after(attempt, settled):
                 return
 
     async def settle(self) -> None:

@@ -349,16 +349,22 @@ def test_a_place_that_is_none_is_not_the_directory_one_is_in(
 def test_commands_go_from_a_directory_that_is_closed_to_their_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of ``sudo -u penstock``, in the home of root."""
+    """As of ``sudo -u penstock``, in the home of root; a directory that the user has named is not passed over."""
     closed, user = tmp_path / "closed", os.geteuid()
     closed.mkdir()
-    monkeypatch.chdir(closed)
     (closed / "penstock.yaml").touch()
-    monkeypatch.setenv("PENSTOCK_DIR", str(closed))
+    monkeypatch.chdir(closed)
+    monkeypatch.delenv("PENSTOCK_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(closed))
     closed.chmod(0)
     os.seteuid(user or 65534)
     try:
         assert jobmanager_addresses(None) == "127.0.0.1:6123"
+        monkeypatch.setenv("PENSTOCK_DIR", str(closed))
+        with pytest.raises(
+            ps.errors.ConfigurationError, match=r"PENSTOCK_DIR is set, and .* looked at"
+        ):
+            jobmanager_addresses(None)
     finally:
         os.seteuid(user)
         closed.chmod(0o700)
