@@ -217,9 +217,8 @@ class CheckpointStoreRunner:
                 with self._turns:
                     done = self._done_by_checkpoint[checkpoint_id]
                 return self._stored(checkpoint_id, retained.manifest_path, done)
-            if (
-                retained.checkpoint_id > checkpoint_id
-            ):  # this call is late: what it would delete may count
+            if retained.checkpoint_id > checkpoint_id:
+                # This call is late: what it would delete may count.
                 raise StoreTransient(
                     f"what became of checkpoint {checkpoint_id} was found out meanwhile"
                 )

@@ -101,9 +101,8 @@ class CheckpointStoringRunner:
         else:
             self._note_stored(effect.stored, event)
         finally:
-            if (
-                self._storing == effect.stored.checkpoint_id
-            ):  # else a start has settled it, and the next is stored
+            # Else a start has settled it, and the next one is about to be stored.
+            if self._storing == effect.stored.checkpoint_id:
                 self._storing = 0
                 self._is_stored.set()
 

@@ -47,13 +47,14 @@ def client_configuration() -> Configuration:
 
 
 def _configuration_file() -> Path | None:
-    for path in (Path("penstock.yaml"), default_directory() / "penstock.yaml"):
+    default = default_directory() / "penstock.yaml"
+    for path in (Path("penstock.yaml"), default):
         try:
             path.stat()
         except (FileNotFoundError, NotADirectoryError):
             continue
         except PermissionError as error:  # in a directory that is closed to this user
-            if path.is_absolute() and os.environ.get("PENSTOCK_DIR"):
+            if path is default and os.environ.get("PENSTOCK_DIR"):
                 raise ConfigurationError(
                     f"PENSTOCK_DIR is set, and {path} cannot be looked at: {error.strerror}"
                 ) from error

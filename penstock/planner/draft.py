@@ -314,12 +314,8 @@ def chain_name(vertex: graph_pb2.Vertex) -> str:
     names: dict[int, str] = {}
     for i in reversed(range(len(vertex.operators))):  # what an operator feeds stands behind it
         below = [names.pop(child) for child in children[i]]
-        behind = f"({', '.join(below)})" if len(below) > 1 else "".join(below)
-        names[i] = (
-            f"{shown_name(vertex.operators[i])} -> {behind}"
-            if below
-            else shown_name(vertex.operators[i])
-        )
+        behind = [f"({', '.join(below)})"] if len(below) > 1 else below
+        names[i] = " -> ".join([shown_name(vertex.operators[i]), *behind])
     text = names[0]
     if len(text) <= _NAME_MAX:
         return text

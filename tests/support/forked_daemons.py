@@ -16,13 +16,13 @@ import io
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -152,10 +152,9 @@ def _serve(
     descriptors: Mapping[int, int],
     parent_pid: int,
 ) -> None:
-    deadline = time.monotonic() + _ADOPTED_S
-    while parent_pid and os.getppid() != parent_pid:
-        assert time.monotonic() < deadline, "nobody has adopted this daemon"
-        time.sleep(0.001)
+    if parent_pid:
+        _wait_for_the_end_of(os.getppid(), unless=parent_pid)
+        assert os.getppid() == parent_pid, "nobody has adopted this daemon"
     role = command[3]
     os.setsid()
     _keep_only(descriptors)
@@ -165,6 +164,16 @@ def _serve(
         _fork_forkserver()
     _forget("tests", *(other for other in ROLES if other != role))
     runpy.run_module(role, run_name="__main__", alter_sys=True)
+
+
+def _wait_for_the_end_of(pid: int, *, unless: int) -> None:
+    """Children of a process have another parent before its end can be seen."""
+    if pid == unless:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        ended = os.pidfd_open(pid)
+        select.select([ended], [], [], _ADOPTED_S)
+        os.close(ended)
 
 
 def _become(command: Sequence[str], environment: Mapping[str, str]) -> None:

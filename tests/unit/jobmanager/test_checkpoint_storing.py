@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
 
 from common.clock import SystemClock
 from jobmanager.checkpoint import messages as c
@@ -99,6 +100,9 @@ def test_the_next_checkpoint_is_stored_at_once_and_waited_for(
             assert not waits.done(), "checkpoint 2 is being stored"
             store.go_on.set()
 
-    asyncio.run(scenario())
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(scenario())
+    said = [one["event"] for one in logs]
+    assert ("checkpoint.settled_again" in said) == (meanwhile == "pauses"), "the outage is over"
     known = [event.checkpoint_id for event in posted if isinstance(event, c.CheckpointStored)]
     assert known == [1, 2]

@@ -198,3 +198,12 @@ def test_constants_and_slices_have_the_same_clock() -> None:
         (col("t").nanoseconds_between(noon), [0, 86_400 * 10**9 * days, None]),
     ):
         assert expression.compile(batch.schema)(batch).to_pylist() == expected
+
+
+def test_changes_less_than_a_week_apart_are_found() -> None:
+    """As around Ramadan in Gaza."""
+    zone = ZoneInfo("Asia/Gaza")
+    moments = [dt.datetime(2040, 1, 1, tzinfo=zone) + dt.timedelta(day) for day in range(34 * 365)]
+    times = column(moments, "s", "Asia/Gaza")
+    shown = computed(col("t").local_timestamp(), times).to_pylist()
+    assert shown == [*(plain(each) for each in moments), None]
