@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
@@ -17,6 +18,12 @@ ROW_GROUP_ROWS = 128 * 1024
 ROW_GROUP_BYTES = 16 << 20
 
 EXTENSIONS = {"parquet": "parquet", "csv": "csv", "json": "json"}
+
+
+def copied(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """The rows of batches, which have columns, in memory of their own: nothing of what these are parts of is kept."""
+    table = pa.Table.from_batches(batches)
+    return table.take(np.arange(table.num_rows)).combine_chunks().to_batches()
 
 
 class FileEncoder(ABC):
@@ -35,6 +42,9 @@ class FileEncoder(ABC):
     def encode_buffered(self) -> None:
         """Encodes what is buffered."""
 
+    def let_go(self) -> None:
+        """Lets go of the batches that what is buffered was cut out of."""
+
     @abstractmethod
     def finish(self) -> None:
         """Writes what is left and the file's end; the file stays open."""
@@ -52,6 +62,8 @@ class ParquetEncoder(FileEncoder):
         self._schema = pa.schema([one.with_type(read_again(one.type)) for one in schema])
         self._writer = parquet.ParquetWriter(file, self._schema, compression="snappy")
         self._batches: list[pa.RecordBatch] = []
+        self._copied = 0
+        """How many of them are parts of no others."""
         self._rows = 0
 
     @override
@@ -68,8 +80,15 @@ class ParquetEncoder(FileEncoder):
             table = pa.Table.from_batches(self._batches)
             if table.schema != self._schema:
                 table = table.cast(self._schema)
-            self._batches, self._rows, self.buffered_bytes = [], 0, 0
+            self._batches, self._copied, self._rows, self.buffered_bytes = [], 0, 0, 0
             self._writer.write_table(table, row_group_size=table.num_rows)
+
+    @override
+    def let_go(self) -> None:
+        cut = self._batches[self._copied :]
+        if cut:
+            self._batches[self._copied :] = copied(cut)
+            self._copied = len(self._batches)
 
     @override
     def finish(self) -> None:

@@ -81,8 +81,8 @@ class FileSinkWriter(SinkWriter):
         # By directory: started files, the one longest without rows first; those that are not.
         self._open: OrderedDict[str, OutputFile] = OrderedDict()
         self._held: dict[str, OutputFile] = {}
-        # Of all batches that held rows were cut out of.
-        self._held_bytes = 0
+        # Of all batches that held rows were cut out of, and of those that rows in started files may be parts of still.
+        self._held_bytes = self._cut_bytes = 0
         self._carried: dict[str, OutputFile] = {}
         """Of those held, what the checkpoint that is being taken does not end."""
         self._finished: list[OutputFile] = []
@@ -114,6 +114,7 @@ class FileSinkWriter(SinkWriter):
             held_slices = sum(self._write(directory, part) for directory, part in slices)
             held_bytes = self._held_bytes + rows.nbytes + held_slices * SLICE_BYTES
             self._held_bytes = held_bytes if self._held else 0
+            self._cut_bytes += rows.nbytes
         self._bound_buffers()
 
     def _write(self, directory: str, rows: pa.RecordBatch) -> bool:
@@ -171,6 +172,11 @@ class FileSinkWriter(SinkWriter):
             file.start(opened, encoder)
 
     def _bound_buffers(self) -> None:
+        if self._cut_bytes > BUFFERED_BYTES_MAX:
+            # A partition that gets few rows of each batch would keep all batches in memory.
+            self._cut_bytes = 0
+            for file in self._open.values():
+                file.let_go()
         while True:
             encoders = sum(file.buffered_bytes for file in self._open.values())
             if encoders + self._held_bytes <= BUFFERED_BYTES_MAX:
@@ -195,11 +201,9 @@ class FileSinkWriter(SinkWriter):
 
     def _finish(self, directory: str) -> None:
         """Ends a file; rows that follow go to another one."""
-        file = self._open.pop(directory, None)
-        if file is None:
-            file = self._held.pop(directory)
-            # It may wait for long.
-            file.copy_held()
+        file = self._open.pop(directory, None) or self._held.pop(directory)
+        if self._partition_by or not file.is_started:
+            file.let_go()  # it may wait for long
         self._finished.append(file)
         self._prepared.add(file)
         self._prepared.limit(WAITING_FILES_MAX, WAITING_BYTES_MAX)
@@ -312,7 +316,7 @@ class FileSinkWriter(SinkWriter):
         self._open.clear()
         self._held = carried
         for file in carried.values():
-            file.copy_held()
+            file.let_go()
         self._held_bytes = sum(file.held_bytes for file in carried.values())
         return current
 

@@ -21,11 +21,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.errors import StreamError
-from taskmanager.connectors.file_encoders import FileEncoder
+from taskmanager.connectors.file_encoders import FileEncoder, copied
 from taskmanager.connectors.output_place import FileNames, HiddenFile
 
 SLICE_BYTES = 1024
@@ -102,12 +101,13 @@ class OutputFile:
         for rows in held:
             encoder.write(rows)
 
-    def copy_held(self) -> None:
-        """Lets go of the batches that the rows held were cut out of."""
-        if self.held and self.held[0].num_columns:
-            table = pa.Table.from_batches(self.held)
-            self.held = table.take(np.arange(table.num_rows)).combine_chunks().to_batches()
-            self.held_bytes = table.nbytes + SLICE_BYTES
+    def let_go(self) -> None:
+        """Lets go of the batches that the rows in memory were cut out of."""
+        if self._encoder is not None:
+            self._encoder.let_go()
+        elif self.held and self.held[0].num_columns:
+            self.held = copied(self.held)
+            self.held_bytes = sum(rows.nbytes for rows in self.held) + SLICE_BYTES
 
     def shrink(self) -> bool:
         """Lets go of what is in memory, as far as that can be; returns whether it is less now. It is started."""

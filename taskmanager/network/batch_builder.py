@@ -13,6 +13,7 @@ where every input batch brings a watermark.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pyarrow as pa
 
@@ -46,6 +47,8 @@ class BatchBuilder:
         self._put_batch = put_batch
         self._put_watermark = put_watermark
         self._pieces: list[pa.RecordBatch] = []
+        self._copied = 0
+        """How many of them are parts of no others."""
         self._piece_rows = 0
         self._piece_bytes = 0
         self._held_watermark: Watermark | None = None
@@ -67,6 +70,14 @@ class BatchBuilder:
         if is_full or self._piece_bytes >= self._batch_bytes_max:
             has_cut = self.cut()
         return has_cut
+
+    def let_go(self) -> None:
+        """Lets go of the batches that what is collected was cut out of."""
+        cut = self._pieces[self._copied :]
+        if cut:
+            with suppress(pa.ArrowInvalid):  # as in _joined
+                self._pieces[self._copied :] = [pa.concat_batches(cut)]
+            self._copied = len(self._pieces)
 
     def hold(self, watermark: Watermark) -> bool:
         """Keeps a watermark to leave behind what is collected; False when there is nothing, or it is the end of time."""
@@ -92,7 +103,7 @@ class BatchBuilder:
     def clear(self) -> None:
         """Drops what is collected."""
         self._pieces = []
-        self._piece_rows = self._piece_bytes = 0
+        self._copied = self._piece_rows = self._piece_bytes = 0
         self._held_watermark = None
 
     def _fits(self, batch: pa.RecordBatch) -> bool:

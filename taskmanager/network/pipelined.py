@@ -148,6 +148,10 @@ class PipelinedSubpartition(Subpartition, SubpartitionView):
         self.pump()
 
     @override
+    def let_go(self) -> None:
+        self._collector.let_go()
+
+    @override
     def flush(self) -> None:
         """Sends what is collected now; while batches wait it goes on collecting until they left."""
         if self._collector.is_empty:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import pyarrow as pa
 from typing_extensions import override
@@ -31,6 +31,9 @@ from taskmanager.network.subpartition import (
     SubpartitionReader,
     SubpartitionView,
 )
+
+CUT_BYTES_MAX: Final = 32 << 20
+"""Size of the batches that are kept in memory for the sake of some of their rows."""
 
 
 class ExchangeCounters(Protocol):
@@ -101,6 +104,8 @@ class ResultPartition(ReadablePartition):
         self._counters = context.counters
         self._buffer_timeout_ns = context.buffer_timeout_ms * 1_000_000
         self._sizes = SizeEstimator()
+        self._cut_bytes = 0
+        """Of batches that rows which are being collected may be parts of."""
         self._load = PartitionLoad()
         self._flush_deadline_ns: int | None = None
         self._is_released = False
@@ -149,11 +154,20 @@ class ResultPartition(ReadablePartition):
             subpartition = subpartitions[index]
             subpartition.add(piece, size_bytes * piece.num_rows // rows)
             has_collected = has_collected or subpartition.has_collected
+        self._bound_cut(size_bytes)
         if has_collected and self._flush_deadline_ns is None:
             if self._buffer_timeout_ns == 0:
                 self.flush()
             else:
                 self._flush_deadline_ns = self._context.now_ns() + self._buffer_timeout_ns
+
+    def _bound_cut(self, size_bytes: int) -> None:
+        """Consumers that get few rows of each batch would keep all batches in memory until theirs are full."""
+        self._cut_bytes += size_bytes
+        if self._cut_bytes > CUT_BYTES_MAX:
+            self._cut_bytes = 0
+            for subpartition in self.subpartitions:
+                subpartition.let_go()
 
     def emit_control(self, element: ControlElement) -> None:
         """Takes a control element for every consumer, behind the rows taken before."""

@@ -109,6 +109,9 @@ class Subpartition(Protocol):
     def add_control(self, element: ControlElement) -> None:
         """Takes a control element behind the rows taken before."""
 
+    def let_go(self) -> None:
+        """Lets go of the batches that rows which wait for theirs to fill were cut out of."""
+
     def flush(self) -> None:
         """Makes what is collected readable now."""
 

@@ -212,6 +212,10 @@ class KeptSubpartition(Subpartition, CacheMember):
         self._pump()
 
     @override
+    def let_go(self) -> None:
+        self._collector.let_go()
+
+    @override
     def flush(self) -> None:
         """Where no reader is waiting for it, what is collected may as well grow."""
         if self._collector.is_empty:

@@ -17,7 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -405,6 +407,22 @@ def test_few_rows_of_many_partitions_are_held_in_memory(
     for _ in range(5):
         writer.write(batch(0, 300))
         assert not writer._held  # type: ignore[attr-defined]
+
+
+def test_few_rows_of_each_batch_do_not_keep_all_batches_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a started file are parts of what each batch was sorted into."""
+    monkeypatch.setattr(file_sink_module, "BUFFERED_BYTES_MAX", 1 << 20)
+    writer = opened(file_sink("parquet", tmp_path, "k"))
+    is_rare, numbers = pa.array(row == 5_000 for row in range(8192)), pa.array(range(8192 + 100))
+    before = pa.total_allocated_bytes()
+    for number in range(100):
+        writer.write(pa.record_batch({"n": numbers.slice(number, 8192), "k": is_rare}))
+        assert pa.total_allocated_bytes() - before < 5 << 20, f"{number} batches are in memory"
+    writer.commit(prepare(writer))
+    read_again = pq.read_table(tmp_path / "k=true", partitioning=None).column("n").to_pylist()
+    assert sorted(read_again) == list(range(5_000, 5_100))
 
 
 def test_what_ended_at_once_and_is_in_no_checkpoint_goes_at_close(

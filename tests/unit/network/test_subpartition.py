@@ -15,9 +15,17 @@ from common.elements import (
     StreamStatus,
     Watermark,
 )
+from penstock.partition_id import PartitionId
 from penstock.rows.schema import EVENT_TIME
+from taskmanager.network import result_partition
 from taskmanager.network.batch_builder import keeps_lateness
+from taskmanager.network.partitioner import HashPartitioner
 from taskmanager.network.pipelined import PartitionLoad, PipelinedSubpartition
+from taskmanager.network.result_partition import PartitionContext, ResultPartition
+from taskmanager.operators.metrics import SubtaskCounters
+from taskmanager.partitions.exchange_cache import ExchangeCache
+from taskmanager.partitions.kept_partition import KeptPartition, NoFiles
+from taskmanager.partitions.retention import Retention
 from tests.support.exchange_slots import numbers, rows_of
 from tests.support.subpartition_readers import RecordingReader
 
@@ -244,3 +252,48 @@ def test_one_that_waits_for_its_reader_in_vain_lets_go_of_its_partition() -> Non
     )
     subpartition.release()
     assert load.waiting_batches == 0
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_few_rows_of_each_batch_do_not_keep_all_batches_in_memory(
+    monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    """One consumer gets a row of each: it is a part of what the batch was sorted into for all of them."""
+    monkeypatch.setattr(result_partition, "CUT_BYTES_MAX", 1 << 20)
+    partitioner = HashPartitioner("e", ["k"], 2, 128)
+    of_consumer = {
+        partitioner.partition(pa.record_batch({"k": [k]}))[0][0]: k for k in reversed(range(99))
+    }
+    context = PartitionContext(
+        PartitionId("e", "v", 0, 0),
+        partitioner,
+        subpartition_count=2,
+        batch_rows=8192,
+        batch_bytes_max=16 << 20,
+        buffer_timeout_ms=1000,
+        counters=SubtaskCounters(),
+        now_ns=lambda: 0,
+        on_available=lambda: None,
+        on_error=_fail,
+        on_release=lambda: None,
+    )
+    readers = [RecordingReader(10_000) for _ in range(2)]
+    partition = ResultPartition(context)
+    if is_kept:
+        cache = ExchangeCache(1 << 20, can_spill=False)
+        partition = KeptPartition(context, Retention.CACHING, cache, NoFiles(), first_rows={})
+    for index, reader in enumerate(readers):
+        partition.view(index, 0, _fail).attach(reader)
+    keys = pa.array(of_consumer[row == 5_000] for row in range(8192))
+    numbers = pa.array(range(8192 + 100))
+    before = pa.total_allocated_bytes()
+    for start in range(100):
+        partition.emit(pa.record_batch({"k": keys, "x": numbers.slice(start, 8192)}))
+        readers[0].got.clear()
+        assert pa.total_allocated_bytes() - before < 5 << 20, f"{start} batches are in memory"
+    partition.flush()
+    assert readers[1].rows() == list(range(5_000, 5_100))
+
+
+def _fail(error: Exception) -> None:
+    raise error
