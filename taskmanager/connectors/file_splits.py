@@ -29,6 +29,7 @@ SPLIT_BYTES = 4 << 20
 _FOOTER_LENGTH = struct.Struct("<I")
 _EPOCH_DAY = dt.date(1970, 1, 1).toordinal()
 _MS_PER_DAY = 86_400_000
+_NS_PER_MS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +196,10 @@ def _min_event_time(column: Any) -> int | None:
         return event_time_ms(statistics.min)
     except OverflowError:  # a time that Python's datetime cannot hold
         return None
+    except (
+        ValueError
+    ):  # nanoseconds, which it has not; where there is pandas, its Timestamp has them
+        return int(statistics.min_raw) // _NS_PER_MS
 
 
 def _smallest(times: list[int | None]) -> int | None:

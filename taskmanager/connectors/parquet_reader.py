@@ -101,10 +101,11 @@ class ParquetReader(NumberedReader):
     def _group_checksum(self, index: int) -> int:
         """Of the pages of the columns that are read."""
         group = self._file.metadata.row_group(index)
+        names = frozenset(self._plan.file_schema.names)
         checksum = 0
         for number in range(group.num_columns):
             column = group.column(number)
-            if column.path_in_schema.partition(".")[0] in self._plan.file_schema.names:
+            if is_part_of(column.path_in_schema, names):
                 start = column.data_page_offset
                 if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
                     start = column.dictionary_page_offset
@@ -173,6 +174,15 @@ class ParquetReader(NumberedReader):
         self._file.close(force=True)
         self._handle.close()
         self._opened.close()
+
+
+def is_part_of(path: str, names: frozenset[str]) -> bool:
+    """Whether a leaf column is one of some columns, or may be a part of one: their names may have dots as well.
+
+    >>> [is_part_of(path, frozenset({"a", "b.c"})) for path in ("a.x", "b.c", "b.c.list.element", "b", "ab")]
+    [True, True, True, False, False]
+    """
+    return any(starts in names for starts in accumulate(path.split("."), "{}.{}".format))
 
 
 def _earlier(first: int | None, second: int | None) -> int | None:

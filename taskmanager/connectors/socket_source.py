@@ -112,6 +112,8 @@ class _Receiver:
             )
         except TaskFailure as failure:
             self._failure = failure
+        except Exception as error:  # noqa: BLE001 - a thread's boundary: unsaid it would be the end of the lines
+            self._failure = TaskFailure(f"socket {self._host}:{self._port}: {error}")
         finally:
             with self._state:
                 self._ended = True

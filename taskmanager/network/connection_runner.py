@@ -38,6 +38,11 @@ _ACCEPT_PAUSE_S = 0.5
 _STRANGERS_SHARE = 2
 """Of the process's descriptors, at most every second one is for peers that have not been let in."""
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_OF_CONNECTION = frozenset(
+    {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENONET}
+    | {errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.EPERM, errno.ETIMEDOUT}
+)
+"""What ``accept`` says of one that has been lost, or that a firewall forbids: accept(2)."""
 _JOIN_TIMEOUT_S = 10.0
 
 
@@ -227,6 +232,8 @@ class _Loop(LinkRunner):
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
+                if error.errno in _OF_CONNECTION:
+                    return
                 if error.errno not in _NO_DESCRIPTORS:
                     raise
                 # The connection waits in the backlog; its peer has a deadline.

@@ -8,6 +8,8 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -477,3 +479,25 @@ def test_a_smallest_time_that_python_cannot_hold_is_no_bound(harness: Any, tmp_p
     harness.event_time_column = "at"
     (split,) = harness.discover(harness.start(*file_source("parquet", tmp_path)))
     assert split.min_event_time_ms is None
+
+
+def test_a_smallest_time_in_nanoseconds_is_a_bound_without_pandas(tmp_path: Path) -> None:
+    """pyarrow has no value for it then: a base installation is without pandas."""
+    at = pa.array([1_700_000_000_000_000_001, 1_800_000_000_000_000_000], pa.timestamp("ns"))
+    pq.write_table(pa.table({"at": at}), tmp_path / "a.parquet")
+    script = f"""
+import sys
+class Without:
+    def find_spec(self, name, *_):
+        if name == "pandas":
+            raise ImportError(name)
+sys.meta_path.insert(0, Without())
+from pyarrow import parquet
+from taskmanager.connectors.file_splits import min_event_times
+metadata = parquet.read_metadata({str(tmp_path / "a.parquet")!r})
+print(min_event_times(metadata, metadata.schema.to_arrow_schema().field("at"), range(1)))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert found.stdout == "[1700000000000]\n", found.stderr

@@ -349,3 +349,16 @@ def test_a_copy_that_came_to_another_host_while_the_job_ran_is_refused(
     monkeypatch.setattr(file_identity, "this_host", lambda: "another")
     with pytest.raises(Unrecoverable, match=r"data: was replaced or changed while .* in parts"):
         harness.read_split(source, part)
+
+
+def test_a_column_with_a_dot_in_its_name_is_compared(harness: Any, tmp_path: Path) -> None:
+    """It was taken for a part of a struct that is not read, and a replaced file went on in silence."""
+    path = tmp_path / "data"
+    pq.write_table(pa.table({"a.b": range(100)}), path, row_group_size=50)
+    source = harness.start(*file_source("parquet", path))
+    (split,) = harness.discover(source)
+    _, position = harness.read_split(source, split, 6, stop_after=1)
+    path.unlink()
+    pq.write_table(pa.table({"a.b": range(500, 600)}), path, row_group_size=50)
+    with pytest.raises(Unrecoverable, match=r"data: was replaced or changed while"):
+        harness.read_split(source, split, 6, position=position)

@@ -30,10 +30,10 @@ def server() -> Iterator[socket.socket]:
 class Waiting:
     """A reader and the event its wake-up sets."""
 
-    def __init__(self, harness: Any, port: int) -> None:
+    def __init__(self, harness: Any, port: int, host: str = "127.0.0.1") -> None:
         self.woken = threading.Event()
         harness.wake = self.woken.set
-        source = harness.start(*socket_source("127.0.0.1", port))
+        source = harness.start(*socket_source(host, port))
         (split,) = harness.discover(source)
         self.reader: Reader = source.open(split, None)
 
@@ -89,6 +89,14 @@ def test_nobody_listens(harness: Any, server: socket.socket) -> None:
     server.close()
     waiting = Waiting(harness, port)
     with pytest.raises(TaskFailure, match=f"socket 127.0.0.1:{port}: Connection refused"):
+        waiting.next()
+    waiting.reader.close()
+
+
+def test_a_host_whose_name_is_none(harness: Any, server: socket.socket) -> None:
+    """It was taken for a server that has said all: the job finished without a row."""
+    waiting = Waiting(harness, server.getsockname()[1], "no..host")
+    with pytest.raises(TaskFailure, match=r"socket no\.\.host:.*label empty or too long"):
         waiting.next()
     waiting.reader.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import random
 import re
 import select
@@ -527,6 +528,32 @@ def test_without_descriptors_nothing_spins_and_who_waits_is_let_in_later(
         waited_s = (SystemClock().monotonic_ns() - begun) / 1e9
         assert 1 <= tries <= waited_s / 0.1 + 2
         room.set()
+        while not select.select([sock], [], [], 0)[0]:
+            mail = mailbox.wait(10)
+            assert mail is not None
+            mail()
+        assert fed(FrameDecoder(), sock.recv(1 << 16))[0].kind is FrameKind.HELLO_OK
+
+
+def test_a_connection_that_is_lost_before_it_is_accepted_ends_nothing(
+    directory: Path, new_pool: NewPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """accept(2) gives errors of the network that are those of one connection; the I/O thread of the slot ended with them."""
+    errors = [errno.EHOSTUNREACH, errno.EPROTO, errno.EPERM]
+    accept = socket.socket.accept
+
+    def lost_at_first(listener: socket.socket) -> Any:
+        if errors:
+            raise OSError(errors[0], os.strerror(errors.pop(0)))
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", lost_at_first)
+    mailbox = Mailbox()
+    pool = new_pool(SocketTransport(), mailbox.post)
+    path = str(directory / "p")
+    pool.listen(path, "", "")
+    with connect(path) as sock:
+        sock.sendall(hello())
         while not select.select([sock], [], [], 0)[0]:
             mail = mailbox.wait(10)
             assert mail is not None
