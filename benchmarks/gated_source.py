@@ -20,7 +20,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 import penstock as ps
-from penstock.storage.hashing import mix
+from penstock.storage.key_loops import mix
 
 SCHEMA = pa.schema([("key", pa.int64()), ("first", pa.float64()), ("second", pa.float64())])
 

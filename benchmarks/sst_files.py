@@ -23,7 +23,6 @@ from rocksdict import IngestExternalFileOptions, Options, SstFileWriter, WriteBa
 from penstock.storage.entries.byte_strings import SstEntries
 from penstock.storage.entries.row_values import encoded_values
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, encode_keys
-from taskmanager.kernels.backend import kernels
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.entry_batches import sorted_entries
@@ -43,7 +42,7 @@ def numbers(first: int, count: int) -> SstEntries:
     keys = encode_keys([pa.array(np.arange(first, first + count) * 7919)])
     columns = [np.arange(count) + place for place in range(_NUMBERS)]
     rows = Rows(keys, columns, [None] * _NUMBERS)
-    return next(sorted_entries(0, rows, _GROUPS, kernels()))  # not so many that they come in parts
+    return next(sorted_entries(0, rows, _GROUPS))  # not so many that they come in parts
 
 
 def objects(first: int, count: int) -> SstEntries:
@@ -51,7 +50,7 @@ def objects(first: int, count: int) -> SstEntries:
     names = [f"user-{number:09d}" for number in range(first, first + count)]
     texts = pa.array(["x" * (number % 60) for number in range(count)])
     keys, gone = encode_keys([pa.array(names)]), np.zeros(count, np.bool_)
-    return keyed_entries(0, keys, None, encoded_values([texts], kernels()), gone, _GROUPS)
+    return keyed_entries(0, keys, None, encoded_values([texts]), gone, _GROUPS)
 
 
 class Target:
@@ -60,7 +59,7 @@ class Target:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         memory = SlotMemory(ManagedMemory(512 << 20))
-        self._database = Database(directory / "db", directory / "in", memory, kernels())
+        self._database = Database(directory / "db", directory / "in", memory)
         self._rocks: Any = self._database._rocks
 
     def ours(self, entries: SstEntries) -> None:

@@ -1,8 +1,8 @@
 """The 64-bit hash of keys: part of the file format, fixed by published test vectors.
 
 A key's hash decides its key-group, and so which subtask owns it and where its state lies in every
-checkpoint ever written. This module is the specification, in numpy; faster implementations of the
-inner loops (``HashLoops``) must give the same values. Changing any value here is a new file format.
+checkpoint ever written. This module is the specification, with its inner loops (``key_loops``).
+Changing any value here is a new file format.
 
 All arithmetic is on unsigned 64-bit words, modulo 2**64.
 
@@ -43,13 +43,13 @@ Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (sp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.storage.key_loops import GOLDEN, LOOPS, mix
 from penstock.storage.key_types import (
-    ByteArray,
     Int64Array,
     KeyKind,
     UInt64Array,
@@ -62,69 +62,11 @@ from penstock.storage.key_types import (
     wide_values,
 )
 
-GOLDEN: Final = 0x9E3779B97F4A7C15
-MIX_1: Final = 0xBF58476D1CE4E5B9
-MIX_2: Final = 0x94D049BB133111EB
-BYTES_SEED: Final = 0x51ED270B9F8C5A37
-BYTES_MULTIPLIER: Final = 0x9FB21C651E98DF25
 NULL_HASH: Final = 0x6E756C6C6B657921
 DECIMAL_MODULUS: Final = 2**61 - 1
 
 _NANOSECONDS: Final = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 _DAY_NANOSECONDS: Final = 86_400 * 10**9
-
-
-class HashLoops(Protocol):
-    """The inner loops of the hash; implementations agree value for value."""
-
-    def hash_words(self, words: Int64Array, factor: int) -> UInt64Array:
-        """Hashes of int64[n] words, each multiplied by ``factor`` first."""
-        ...
-
-    def hash_bytes(self, data: ByteArray, offsets: Int64Array) -> UInt64Array:
-        """Hashes of the n byte strings ``data[offsets[i]:offsets[i + 1]]``."""
-        ...
-
-
-def mix(words: UInt64Array) -> UInt64Array:
-    """The finaliser of splitmix64, element by element."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(MIX_1)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(MIX_2)
-    return words ^ (words >> np.uint64(31))
-
-
-class NumpyHashLoops:
-    """The definition of the hash."""
-
-    def hash_words(self, words: Int64Array, factor: int) -> UInt64Array:
-        """Hashes of int64[n] words, each multiplied by ``factor`` first."""
-        unsigned = words.view(np.uint64)
-        if factor != 1:
-            unsigned = unsigned * np.uint64(factor)
-        return mix(unsigned + np.uint64(GOLDEN))
-
-    def hash_bytes(self, data: ByteArray, offsets: Int64Array) -> UInt64Array:
-        """Hashes of the n byte strings ``data[offsets[i]:offsets[i + 1]]``."""
-        starts = offsets[:-1]
-        lengths = offsets[1:] - starts
-        multiplier = np.uint64(BYTES_MULTIPLIER)
-        hashes = np.uint64(BYTES_SEED) ^ (lengths.view(np.uint64) * multiplier)
-        padded = np.zeros(len(data) + 8, dtype=np.uint8)
-        padded[: len(data)] = data
-        # A view that starts a little-endian word at every byte.
-        words_at: UInt64Array = np.ndarray(len(data) + 1, dtype="<u8", buffer=padded, strides=(1,))
-        longest = int(lengths.max(initial=0))
-        for position in range(0, longest, 8):
-            rows = np.flatnonzero(lengths > position)
-            missing = np.maximum(8 - (lengths[rows] - position), 0).view(np.uint64)
-            mask = np.uint64(2**64 - 1) >> (missing * np.uint64(8))
-            words = words_at[starts[rows] + position] & mask
-            state = (hashes[rows] ^ words) * multiplier
-            hashes[rows] = state ^ (state >> np.uint64(32))
-        return mix(hashes)
-
-
-NUMPY_HASH_LOOPS: Final = NumpyHashLoops()
 
 
 def word_factor(type_: pa.DataType) -> int:
@@ -140,12 +82,11 @@ def word_factor(type_: pa.DataType) -> int:
     return 1
 
 
-def hash_columns(columns: Sequence[pa.Array], loops: HashLoops = NUMPY_HASH_LOOPS) -> UInt64Array:
+def hash_columns(columns: Sequence[pa.Array]) -> UInt64Array:
     """Hashes of the keys that the columns form, row by row.
 
     Args:
         columns: the key's columns in order, n rows each, at least one.
-        loops: the implementation of the inner loops.
 
     Returns:
         uint64[n].
@@ -155,28 +96,28 @@ def hash_columns(columns: Sequence[pa.Array], loops: HashLoops = NUMPY_HASH_LOOP
     """
     if not columns:
         raise ValueError("a key has at least one column")
-    hashes = hash_column(columns[0], loops)
+    hashes = hash_column(columns[0])
     for column in columns[1:]:
-        hashes = mix(hashes * np.uint64(GOLDEN) + hash_column(column, loops))
+        hashes = mix(hashes * np.uint64(GOLDEN) + hash_column(column))
     return hashes
 
 
-def hash_column(column: pa.Array, loops: HashLoops = NUMPY_HASH_LOOPS) -> UInt64Array:
+def hash_column(column: pa.Array) -> UInt64Array:
     """Hashes of the values of one key column, uint64[n]; see ``hash_columns``."""
     array = plain_array(column)
     kind = key_kind(array.type)
     if kind is KeyKind.NULL:
         return np.full(len(array), NULL_HASH, dtype=np.uint64)
     if kind is KeyKind.FIXED:
-        hashes = loops.hash_words(fixed_values(array), word_factor(array.type))
+        hashes = LOOPS.hash_words(fixed_values(array), word_factor(array.type))
     elif kind is KeyKind.VARIABLE:
-        hashes = loops.hash_bytes(*variable_values(array))
+        hashes = LOOPS.hash_bytes(*variable_values(array))
     elif pa.types.is_decimal(array.type):
-        hashes = loops.hash_words(_decimal_residues(array), 1)
+        hashes = LOOPS.hash_words(_decimal_residues(array), 1)
     else:
         wide = wide_values(array)
         offsets = np.arange(len(wide) + 1, dtype=np.int64) * wide.shape[1]
-        hashes = loops.hash_bytes(wide.reshape(-1), offsets)
+        hashes = LOOPS.hash_bytes(wide.reshape(-1), offsets)
     nulls = null_rows(array)
     if nulls is not None:
         hashes[nulls] = np.uint64(NULL_HASH)

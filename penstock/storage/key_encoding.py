@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.storage.hashing import NULL_HASH, HashLoops, NumpyHashLoops, hash_columns, word_factor
+from penstock.storage.hashing import NULL_HASH, hash_columns, word_factor
+from penstock.storage.key_loops import LENGTH_BYTES, LOOPS
 from penstock.storage.key_types import (
     BoolArray,
     ByteArray,
@@ -42,70 +43,7 @@ from penstock.storage.key_types import (
     wide_values,
 )
 
-LENGTH_BYTES: Final = 4
 LENGTH_MAX: Final = 2**32 - 1
-
-
-class KeyLoops(HashLoops, Protocol):
-    """The inner loops of hashing and encoding; implementations agree byte for byte."""
-
-    def copy_ranges(
-        self,
-        source: ByteArray,
-        source_starts: Int64Array,
-        target: ByteArray,
-        target_starts: Int64Array,
-        lengths: Int64Array,
-    ) -> None:
-        """Copies ``lengths[i]`` bytes from each source start to the target start, for all i."""
-        ...
-
-    def write_strings(
-        self,
-        source: ByteArray,
-        starts: Int64Array,
-        lengths: Int64Array,
-        target: ByteArray,
-        positions: Int64Array,
-    ) -> None:
-        """Writes tag, length and bytes of the string at each start to the target's position."""
-        ...
-
-
-class NumpyKeyLoops(NumpyHashLoops):
-    """The definition of the encoding's loops."""
-
-    def copy_ranges(
-        self,
-        source: ByteArray,
-        source_starts: Int64Array,
-        target: ByteArray,
-        target_starts: Int64Array,
-        lengths: Int64Array,
-    ) -> None:
-        """Copies ``lengths[i]`` bytes from each source start to the target start, for all i."""
-        before = np.cumsum(lengths) - lengths
-        within = np.arange(int(lengths.sum()), dtype=np.int64) - np.repeat(before, lengths)
-        moved = source[np.repeat(source_starts, lengths) + within]
-        target[np.repeat(target_starts, lengths) + within] = moved
-
-    def write_strings(
-        self,
-        source: ByteArray,
-        starts: Int64Array,
-        lengths: Int64Array,
-        target: ByteArray,
-        positions: Int64Array,
-    ) -> None:
-        """Writes tag, length and bytes of the string at each start to the target's position."""
-        target[positions] = 1
-        prefixes = lengths.astype("<u4").view(np.uint8).reshape(len(lengths), LENGTH_BYTES)
-        for index in range(LENGTH_BYTES):
-            target[positions + 1 + index] = prefixes[:, index]
-        self.copy_ranges(source, starts, target, positions + 1 + LENGTH_BYTES, lengths)
-
-
-NUMPY_KEY_LOOPS: Final = NumpyKeyLoops()
 
 
 @dataclass(slots=True)
@@ -113,7 +51,6 @@ class KeyBatch:
     """The keys of n rows.
 
     Attributes:
-        loops: implementation of the inner loops, also for what is computed later.
         fixed: int64[n] canonical words where the key is one fixed-width column, else None.
         nulls: bool[n], with ``fixed`` only: rows whose key is null (their word is 0); None when no
             key is null.
@@ -122,7 +59,6 @@ class KeyBatch:
     """
 
     types: tuple[pa.DataType, ...]
-    loops: KeyLoops
     fixed: Int64Array | None
     nulls: BoolArray | None
     data: ByteArray | None
@@ -140,7 +76,7 @@ class KeyBatch:
         """uint64[n], ``hash_columns`` of the key columns; computed when first asked for."""
         if self._hashes is None:
             assert self.fixed is not None, "keys of bytes are hashed when they are encoded"
-            hashes = self.loops.hash_words(self.fixed, word_factor(self.types[0]))
+            hashes = LOOPS.hash_words(self.fixed, word_factor(self.types[0]))
             if self.nulls is not None:
                 hashes[self.nulls] = np.uint64(NULL_HASH)
             self._hashes = hashes
@@ -151,15 +87,15 @@ class KeyBatch:
         hashes = None if self._hashes is None else self._hashes[indices]
         if self.fixed is not None:
             nulls = None if self.nulls is None else self.nulls[indices]
-            return KeyBatch(self.types, self.loops, self.fixed[indices], nulls, None, None, hashes)
+            return KeyBatch(self.types, self.fixed[indices], nulls, None, None, hashes)
         assert self.data is not None
         assert self.offsets is not None
         starts = self.offsets[indices]
         lengths = self.offsets[indices + 1] - starts
         offsets = bounds_of(lengths)
         data = np.empty(int(offsets[-1]), dtype=np.uint8)
-        self.loops.copy_ranges(self.data, starts, data, offsets[:-1], lengths)
-        return KeyBatch(self.types, self.loops, None, None, data, offsets, hashes)
+        LOOPS.copy_ranges(self.data, starts, data, offsets[:-1], lengths)
+        return KeyBatch(self.types, None, None, data, offsets, hashes)
 
     def slice(self, start: int, stop: int) -> KeyBatch:
         """The keys of rows ``start .. stop - 1``, without copying."""
@@ -167,11 +103,11 @@ class KeyBatch:
         hashes = None if self._hashes is None else self._hashes[rows]
         if self.fixed is not None:
             nulls = None if self.nulls is None else self.nulls[rows]
-            return KeyBatch(self.types, self.loops, self.fixed[rows], nulls, None, None, hashes)
+            return KeyBatch(self.types, self.fixed[rows], nulls, None, None, hashes)
         assert self.offsets is not None
         stop = min(stop, len(self))
         bounds = self.offsets[start : stop + 1]
-        return KeyBatch(self.types, self.loops, None, None, self.data, bounds, hashes)
+        return KeyBatch(self.types, None, None, self.data, bounds, hashes)
 
     def to_arrays(self) -> list[pa.Array]:
         """The keys as arrays of the key types."""
@@ -179,7 +115,7 @@ class KeyBatch:
             return [fixed_array(self.types[0], self.fixed, self.nulls)]
         assert self.data is not None
         assert self.offsets is not None
-        return decode_keys(self.types, self.data, self.offsets, self.loops)
+        return decode_keys(self.types, self.data, self.offsets)
 
     def to_bytes(self, row: int) -> bytes:
         """One key as self-delimiting bytes: the encoding above, whatever the representation."""
@@ -197,12 +133,11 @@ def is_fixed_key(types: Sequence[pa.DataType]) -> bool:
     return len(types) == 1 and key_kind(types[0]) is KeyKind.FIXED
 
 
-def encode_keys(columns: Sequence[pa.Array], loops: KeyLoops = NUMPY_KEY_LOOPS) -> KeyBatch:
+def encode_keys(columns: Sequence[pa.Array]) -> KeyBatch:
     """The keys that the columns form, row by row.
 
     Args:
         columns: the key's columns in order, n rows each, at least one.
-        loops: the implementation of the inner loops.
 
     Raises:
         JobRejected: a column's type cannot be a key.
@@ -213,22 +148,21 @@ def encode_keys(columns: Sequence[pa.Array], loops: KeyLoops = NUMPY_KEY_LOOPS) 
     types = tuple(column.type for column in columns)
     arrays = [plain_array(column) for column in columns]
     if is_fixed_key(types):
-        return KeyBatch(types, loops, fixed_values(arrays[0]), null_rows(arrays[0]), None, None)
+        return KeyBatch(types, fixed_values(arrays[0]), null_rows(arrays[0]), None, None)
     parts = [_ColumnPart.of(array) for array in arrays]
     offsets = bounds_of(sum((part.sizes for part in parts[1:]), start=parts[0].sizes))
     data = np.empty(int(offsets[-1]), dtype=np.uint8)
     positions = offsets[:-1].copy()
     for part in parts:
-        part.write(data, positions, loops)
+        part.write(data, positions)
         positions += part.sizes
-    return KeyBatch(types, loops, None, None, data, offsets, hash_columns(arrays, loops))
+    return KeyBatch(types, None, None, data, offsets, hash_columns(arrays))
 
 
 def decode_keys(
     types: Sequence[pa.DataType],
     data: ByteArray,
     offsets: Int64Array,
-    loops: KeyLoops = NUMPY_KEY_LOOPS,
 ) -> list[pa.Array]:
     """Inverse of ``encode_keys`` for keys of bytes.
 
@@ -236,13 +170,12 @@ def decode_keys(
         data: uint8[...] encoded keys.
         offsets: int64[n + 1] bounds of the keys in ``data``; a single fixed-width column may be
             decoded too, from keys as ``KeyBatch.to_bytes`` gives them.
-        loops: the implementation of the inner loops.
 
     Returns:
         One array of n rows per type.
     """
     positions = offsets[:-1].copy()
-    return [_decode_column(type_, data, positions, loops) for type_ in types]
+    return [_decode_column(type_, data, positions) for type_ in types]
 
 
 def bounds_of(lengths: Int64Array) -> Int64Array:
@@ -307,21 +240,19 @@ class _ColumnPart:
             starts, lengths = starts[present], lengths[present]
         return cls(present, source, starts, lengths, prefixed, sizes)
 
-    def write(self, data: ByteArray, positions: Int64Array, loops: KeyLoops) -> None:
+    def write(self, data: ByteArray, positions: Int64Array) -> None:
         """Writes every row's tag, length and value at its position."""
         if self.present is not None:
             data[positions] = 0
             positions = positions[self.present]
         if self.prefixed:
-            loops.write_strings(self.source, self.starts, self.lengths, data, positions)
+            LOOPS.write_strings(self.source, self.starts, self.lengths, data, positions)
         else:
             data[positions] = 1
-            loops.copy_ranges(self.source, self.starts, data, positions + 1, self.lengths)
+            LOOPS.copy_ranges(self.source, self.starts, data, positions + 1, self.lengths)
 
 
-def _decode_column(
-    type_: pa.DataType, data: ByteArray, positions: Int64Array, loops: KeyLoops
-) -> pa.Array:
+def _decode_column(type_: pa.DataType, data: ByteArray, positions: Int64Array) -> pa.Array:
     """Reads one column at ``positions`` and moves them behind it."""
     rows = len(positions)
     kind = key_kind(type_)
@@ -336,19 +267,19 @@ def _decode_column(
         prefix = np.empty(len(where) * LENGTH_BYTES, dtype=np.uint8)
         prefix_starts = np.arange(len(where), dtype=np.int64) * LENGTH_BYTES
         sizes = np.full(len(where), LENGTH_BYTES, dtype=np.int64)
-        loops.copy_ranges(data, where, prefix, prefix_starts, sizes)
+        LOOPS.copy_ranges(data, where, prefix, prefix_starts, sizes)
         lengths[present] = prefix.view("<u4")
         positions[present] += LENGTH_BYTES
         offsets = bounds_of(lengths)
         values = np.empty(int(offsets[-1]), dtype=np.uint8)
-        loops.copy_ranges(data, positions, values, offsets[:-1], lengths)
+        LOOPS.copy_ranges(data, positions, values, offsets[:-1], lengths)
         positions += lengths
         return variable_array(type_, values, offsets, nulls)
     width = 8 if kind is KeyKind.FIXED else value_type(type_).byte_width
     lengths[present] = width
     matrix = np.zeros((rows, width), dtype=np.uint8)
     starts = np.arange(rows, dtype=np.int64) * width
-    loops.copy_ranges(data, positions, matrix.reshape(-1), starts, lengths)
+    LOOPS.copy_ranges(data, positions, matrix.reshape(-1), starts, lengths)
     positions += lengths
     if kind is KeyKind.FIXED:
         return fixed_array(type_, matrix.view("<i8").reshape(rows), nulls)

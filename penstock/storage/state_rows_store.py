@@ -30,7 +30,6 @@ from penstock.storage.entries.database_reader_store import ReadOnlyDatabase, Sco
 from penstock.storage.entries.entry_keys import group_bounds, partition_bounds
 from penstock.storage.entries.entry_rows import entry_rows
 from penstock.storage.entries.file_names import BACKEND
-from penstock.storage.key_encoding import NUMPY_KEY_LOOPS
 from penstock.storage.keyed_state import StatePieces, StoredKeyedState, shown_rows
 from penstock.storage.run_columns import TIMER_KIND, within
 from penstock.storage.run_lists import marked
@@ -133,7 +132,7 @@ class StateRows:
         if self._scratch is None:
             self._scratch = Path(tempfile.mkdtemp(prefix="penstock-state-"))
         path = self._scratch / str(next(self._numbers))
-        scope = Scope(wanted, state.max_parallelism, NUMPY_KEY_LOOPS)
+        scope = Scope(wanted, state.max_parallelism)
         is_whole = wanted == piece.key_groups
         download(piece.snapshot, self._reader, path, None if is_whole else scope)
         database = ReadOnlyDatabase(path)

@@ -5,6 +5,8 @@ loops ready, before slot processes are forked. Each has a numpy twin among the t
 """
 
 from penstock.aggregates.accumulator_kind import AccumulatorKind
+from penstock.storage.hashing import hash_columns
+from penstock.storage.key_encoding import encode_keys
 from taskmanager.kernels.accumulators import (
     AccumulatorOverflowError,
 )
@@ -13,8 +15,6 @@ from taskmanager.kernels.backend import (
 )
 from taskmanager.kernels.grouping import (
     distinct,
-    encode_keys,
-    hash_columns,
 )
 from taskmanager.kernels.partitioning import (
     partition_order,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import warnings
 from contextlib import ExitStack
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.storage.file_locks import LockedFile
+from penstock.storage.key_loops import LOOPS
 
 if TYPE_CHECKING:
     from taskmanager.kernels.compiled import Kernels
@@ -17,9 +19,25 @@ _COMPILING_MAX_S: Final = 300.0
 _LOCK_NAME: Final = "kernels.lock"
 
 
-@functools.cache
+_of_process: Final[list[Kernels]] = []
+
+
 def kernels() -> Kernels:
     """The kernels, compiled or loaded when first asked for (see ``warm_up``)."""
+    if not _of_process:
+        use(_loaded())
+    return _of_process[0]
+
+
+def use(found: Kernels) -> None:
+    """These are the process's kernels from now on, the loops over keys among them."""
+    _of_process[:] = [found]
+    for loop in fields(LOOPS):
+        setattr(LOOPS, loop.name, getattr(found, loop.name))
+
+
+@functools.cache
+def _loaded() -> Kernels:
     import numba
 
     with ExitStack() as alone:

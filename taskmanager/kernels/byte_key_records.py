@@ -10,6 +10,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch, bounds_of
+from penstock.storage.key_loops import LOOPS
 from penstock.storage.key_types import BoolArray, ByteArray, Int64Array
 from taskmanager.kernels.layout import (
     ARENA_HEADER_BYTES,
@@ -75,9 +76,9 @@ class ByteKeyRecords(KeyRecords):
         offsets = bounds_of(lengths)
         data = np.empty(int(offsets[-1]), dtype=np.uint8)
         starts += ARENA_HEADER_BYTES
-        self.kernels.copy_ranges(arena, starts, data, offsets[:-1], lengths)
+        LOOPS.copy_ranges(arena, starts, data, offsets[:-1], lengths)
         hashes = matrix[:, 0].copy().view(np.uint64)
-        return KeyBatch(self.types, self.kernels, None, None, data, offsets, hashes)
+        return KeyBatch(self.types, None, None, data, offsets, hashes)
 
     @override
     def _clear_arena(self, is_kept: bool) -> None:
@@ -147,7 +148,7 @@ class ByteKeyRecords(KeyRecords):
         sizes = self._lengths(starts, self._arena) + ARENA_HEADER_BYTES
         bounds = bounds_of(sizes)
         arena = np.empty(int(bounds[-1]), dtype=np.uint8)
-        self.kernels.copy_ranges(self._arena, starts, arena, bounds[:-1], sizes)
+        LOOPS.copy_ranges(self._arena, starts, arena, bounds[:-1], sizes)
         self._arena = arena
         self.records[slots, 1] = bounds[:-1]
         self.state[STATE_ARENA_USED] = bounds[-1]
@@ -157,7 +158,7 @@ class ByteKeyRecords(KeyRecords):
         header = np.empty((len(starts), ARENA_HEADER_BYTES), dtype=np.uint8)
         targets = np.arange(len(starts), dtype=np.int64) * ARENA_HEADER_BYTES
         widths = np.full(len(starts), ARENA_HEADER_BYTES, dtype=np.int64)
-        self.kernels.copy_ranges(arena, starts, header.reshape(-1), targets, widths)
+        LOOPS.copy_ranges(arena, starts, header.reshape(-1), targets, widths)
         lengths: Int64Array = header.view("<i8").reshape(len(starts))
         return lengths
 

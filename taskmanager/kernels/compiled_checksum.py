@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.storage.hashing import GOLDEN, MIX_1
+from penstock.storage.key_loops import GOLDEN, MIX_1
 from penstock.storage.key_types import Int64Array, UInt64Array
 from taskmanager.kernels.compiled_words import mix
 from taskmanager.kernels.jit import INT64, INT64S_IN, UINT64, UINT64S, UINT64S_IN, VOID, kernel

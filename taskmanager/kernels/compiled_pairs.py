@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.storage.hashing import GOLDEN
+from penstock.storage.key_loops import GOLDEN
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels.compiled_words import mix
 from taskmanager.kernels.jit import BOOLS, INT64, INT64S, INT64S_IN, VOID, inlined, kernel

@@ -11,8 +11,14 @@ import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.extending import intrinsic
 
-from penstock.storage.hashing import BYTES_MULTIPLIER, BYTES_SEED, GOLDEN, MIX_1, MIX_2
-from penstock.storage.key_encoding import LENGTH_BYTES
+from penstock.storage.key_loops import (
+    BYTES_MULTIPLIER,
+    BYTES_SEED,
+    GOLDEN,
+    LENGTH_BYTES,
+    MIX_1,
+    MIX_2,
+)
 from penstock.storage.key_types import BoolArray, ByteArray, Int64Array, UInt64Array
 from taskmanager.kernels.jit import (
     BOOLS_IN,

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels.backend import kernels as process_kernels
 
-if TYPE_CHECKING:
-    from taskmanager.kernels.compiled import Kernels
-
 CHANNELS_MAX = 1 << 16
 
 
-def partition_order(
-    owners: np.ndarray[Any, Any], n_channels: int, *, kernels: Kernels | None = None
-) -> tuple[Int64Array, Int64Array]:
+def partition_order(owners: np.ndarray[Any, Any], n_channels: int) -> tuple[Int64Array, Int64Array]:
     """Stable order of rows by channel.
 
     Args:
         owners: integers[n], the channel of each row.
         n_channels: number of channels, at most 65536.
-        kernels: implementation, for tests.
 
     Returns:
         ``order``, int64[n], row numbers channel after channel, in each in the order of the batch;
@@ -37,7 +31,7 @@ def partition_order(
     order = np.empty(len(owners), dtype=np.int64)
     bounds = np.empty(n_channels + 1, dtype=np.int64)
     channels = np.require(owners, dtype=np.uint16, requirements=["C", "A"])
-    wrong = (kernels or process_kernels()).partition(channels, order, bounds)
+    wrong = process_kernels().partition(channels, order, bounds)
     if wrong >= 0:
         raise ValueError(
             f"row {wrong} goes to channel {owners[wrong]}, but there are {n_channels} channels"

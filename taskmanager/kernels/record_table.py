@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -35,9 +35,6 @@ from taskmanager.kernels.record_versions import (
     RecordVersions,
 )
 from taskmanager.kernels.slot_table import FULL_PERCENT, NO_NULLS, FixedKeyRecords
-
-if TYPE_CHECKING:
-    from taskmanager.kernels.compiled import Kernels
 
 EVERYTHING: Final = slice(None)
 SEEN_BITS: Final = 63
@@ -87,7 +84,6 @@ class RecordTable:
         accumulators: what to keep per key; may be empty with an index.
         with_index: gives every key a dense index (see ``lookup_or_insert``).
         with_versions: keeps in every record when it was changed last (``seal``).
-        kernels: implementation, for tests; by default that of the process.
 
     Raises:
         JobRejected: a type cannot be a key.
@@ -100,10 +96,9 @@ class RecordTable:
         *,
         with_index: bool = False,
         with_versions: bool = False,
-        kernels: Kernels | None = None,
     ) -> None:
         self.kinds = tuple(accumulators)
-        self._kernels = kernels or process_kernels()
+        self._kernels = process_kernels()
         table_class = FixedKeyRecords if is_fixed_key(key_types) else ByteKeyRecords
         index_column = table_class.key_words if with_index else -1
         version_column = table_class.key_words + int(with_index)

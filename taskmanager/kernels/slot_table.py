@@ -308,7 +308,7 @@ class FixedKeyRecords(KeyRecords):
             nulls = slots == capacity + 1
             words[nulls] = 0
             nulls = nulls if nulls.any() else None
-        return KeyBatch(self.types, self.kernels, words, nulls, None, None)
+        return KeyBatch(self.types, words, nulls, None, None)
 
     @override
     def _upsert_some(

@@ -8,16 +8,12 @@ Timestamps, sizes and offsets stay within +-2**62 ms.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.kernels.partitioning import partition_order
-
-if TYPE_CHECKING:
-    from taskmanager.kernels.compiled import Kernels
 
 _COUNTED_SLICES_MAX = 1 << 15
 
@@ -43,65 +39,57 @@ def slice_start(timestamp_ms: int, size_ms: int, offset_ms: int = 0) -> int:
     return timestamp_ms - (timestamp_ms - offset_ms) % size_ms
 
 
-def slice_starts(
-    timestamps: Int64Array, size_ms: int, offset_ms: int = 0, *, kernels: Kernels | None = None
-) -> Int64Array:
+def slice_starts(timestamps: Int64Array, size_ms: int, offset_ms: int = 0) -> Int64Array:
     """Starts of the slices that timestamps belong to: int64[n].
 
     Args:
         timestamps: int64[n] ms since the epoch.
         size_ms: length of a slice, positive.
         offset_ms: where slices start, relative to the epoch.
-        kernels: implementation, for tests.
     """
     _check_size(size_ms)
     starts = np.empty(len(timestamps), dtype=np.int64)
     values = np.require(timestamps, dtype=np.int64, requirements=["C", "A"])
-    (kernels or process_kernels()).slice_starts(values, size_ms, offset_ms, starts)
+    process_kernels().slice_starts(values, size_ms, offset_ms, starts)
     return starts
 
 
-def time_bounds(timestamps: Int64Array, *, kernels: Kernels | None = None) -> tuple[int, int]:
+def time_bounds(timestamps: Int64Array) -> tuple[int, int]:
     """Smallest and largest of at least one timestamp."""
     if len(timestamps) == 0:
         raise ValueError("no timestamps, so no bounds")
     bounds = np.empty(2, dtype=np.int64)
     values = np.require(timestamps, dtype=np.int64, requirements=["C", "A"])
-    (kernels or process_kernels()).value_bounds(values, bounds)
+    process_kernels().value_bounds(values, bounds)
     return int(bounds[0]), int(bounds[1])
 
 
-def slice_span(
-    timestamps: Int64Array, size_ms: int, offset_ms: int = 0, *, kernels: Kernels | None = None
-) -> tuple[int, int]:
+def slice_span(timestamps: Int64Array, size_ms: int, offset_ms: int = 0) -> tuple[int, int]:
     """Starts of the first and the last slice that at least one timestamp belongs to."""
     _check_size(size_ms)
-    smallest, largest = time_bounds(timestamps, kernels=kernels)
+    smallest, largest = time_bounds(timestamps)
     return slice_start(smallest, size_ms, offset_ms), slice_start(largest, size_ms, offset_ms)
 
 
-def split_by_slice(
-    timestamps: Int64Array, size_ms: int, offset_ms: int = 0, *, kernels: Kernels | None = None
-) -> SliceSplit:
+def split_by_slice(timestamps: Int64Array, size_ms: int, offset_ms: int = 0) -> SliceSplit:
     """Takes a batch of at least one row apart by slice.
 
     Args:
         timestamps: int64[n] ms since the epoch.
         size_ms: length of a slice, positive.
         offset_ms: where slices start, relative to the epoch.
-        kernels: implementation, for tests.
     """
-    first, last = slice_span(timestamps, size_ms, offset_ms, kernels=kernels)
+    first, last = slice_span(timestamps, size_ms, offset_ms)
     rows = len(timestamps)
     if first == last:
         return SliceSplit(
             None, np.array([first], dtype=np.int64), np.array([0, rows], dtype=np.int64)
         )
-    starts = slice_starts(timestamps, size_ms, offset_ms, kernels=kernels)
+    starts = slice_starts(timestamps, size_ms, offset_ms)
     slices = (last - first) // size_ms + 1
     if slices <= _COUNTED_SLICES_MAX:
         ordinals = ((starts - first) // size_ms).astype(np.uint16)
-        order, bounds = partition_order(ordinals, slices, kernels=kernels)
+        order, bounds = partition_order(ordinals, slices)
         present = np.flatnonzero(np.diff(bounds))
         return SliceSplit(order, first + present * size_ms, np.append(bounds[present], rows))
     order = np.argsort(starts, kind="stable")

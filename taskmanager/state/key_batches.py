@@ -25,7 +25,7 @@ def concatenated_keys(batches: Sequence[KeyBatch]) -> KeyBatch:
                     for batch in batches
                 ]
             )
-        return KeyBatch(first.types, first.loops, fixed, nulls, None, None)
+        return KeyBatch(first.types, fixed, nulls, None, None)
     parts = []
     bounds = [np.zeros(1, np.int64)]
     size = 0
@@ -38,13 +38,11 @@ def concatenated_keys(batches: Sequence[KeyBatch]) -> KeyBatch:
         size += len(parts[-1])
     offsets = np.concatenate(bounds)
     hashes = np.concatenate([batch.hashes for batch in batches])
-    return KeyBatch(first.types, first.loops, None, None, np.concatenate(parts), offsets, hashes)
+    return KeyBatch(first.types, None, None, np.concatenate(parts), offsets, hashes)
 
 
 def retyped(keys: KeyBatch, types: Sequence[pa.DataType]) -> KeyBatch:
     """The same keys, whose arrays have other types with the same values (dictionaries, plain ones)."""
     if keys.types == tuple(types):
         return keys
-    return KeyBatch(
-        tuple(types), keys.loops, keys.fixed, keys.nulls, keys.data, keys.offsets, keys.hashes
-    )
+    return KeyBatch(tuple(types), keys.fixed, keys.nulls, keys.data, keys.offsets, keys.hashes)

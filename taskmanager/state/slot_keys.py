@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of, is_fixed_key
+from penstock.storage.key_encoding import KeyBatch, bounds_of, is_fixed_key
+from penstock.storage.key_loops import LOOPS
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import encode_keys
 from taskmanager.state.slot_arrays import grown
@@ -26,7 +27,6 @@ class SlotKeys:
     def __init__(self, key_types: Sequence[pa.DataType]) -> None:
         self._types = tuple(key_types)
         self._is_fixed = is_fixed_key(key_types)
-        self._loops: KeyLoops = encode_keys([pa.nulls(0, kind) for kind in key_types]).loops
         # Fixed keys: their words; keys of bytes: where they lie in the arena.
         self._words = np.zeros(64, np.int64)
         # Fixed keys: 1 for null; keys of bytes: their lengths.
@@ -41,7 +41,6 @@ class SlotKeys:
 
     def put(self, slots: Int64Array, keys: KeyBatch) -> None:
         """Stores the keys of n different slots that are free."""
-        self._loops = keys.loops
         bound = int(slots.max(initial=-1)) + 1
         self._words, self._extra = grown(self._words, bound), grown(self._extra, bound)
         if keys.fixed is not None:
@@ -57,7 +56,7 @@ class SlotKeys:
             arena[: self._used_bytes] = self._arena[: self._used_bytes]
             self._arena = arena
         starts = bounds_of(lengths)[:-1] + self._used_bytes
-        keys.loops.copy_ranges(keys.data, keys.offsets[:-1], self._arena, starts, lengths)
+        LOOPS.copy_ranges(keys.data, keys.offsets[:-1], self._arena, starts, lengths)
         self._used_bytes += needed
         self._words[slots] = starts
         self._extra[slots] = lengths
@@ -77,13 +76,11 @@ class SlotKeys:
         words, extra = self._words[slots], self._extra[slots]
         if self._is_fixed:
             nulls = extra == 1
-            return KeyBatch(
-                self._types, self._loops, words, nulls if nulls.any() else None, None, None
-            )
+            return KeyBatch(self._types, words, nulls if nulls.any() else None, None, None)
         offsets = bounds_of(extra)
         data = np.empty(int(offsets[-1]), np.uint8)
-        self._loops.copy_ranges(self._arena, words, data, offsets[:-1], extra)
-        return KeyBatch(self._types, self._loops, None, None, data, offsets)
+        LOOPS.copy_ranges(self._arena, words, data, offsets[:-1], extra)
+        return KeyBatch(self._types, None, None, data, offsets)
 
     def free(self, slots: Int64Array, is_used: BoolArray) -> None:
         """Forgets the keys of n slots.
@@ -100,7 +97,7 @@ class SlotKeys:
         lengths = self._extra[used]
         offsets = bounds_of(lengths)
         arena = np.empty(int(offsets[-1]), np.uint8)
-        self._loops.copy_ranges(self._arena, self._words[used], arena, offsets[:-1], lengths)
+        LOOPS.copy_ranges(self._arena, self._words[used], arena, offsets[:-1], lengths)
         self._arena = arena
         self._words[used] = offsets[:-1]
         self._used_bytes, self._dead_bytes = int(offsets[-1]), 0

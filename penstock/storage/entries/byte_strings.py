@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from penstock.storage.key_encoding import KeyLoops, bounds_of
+from penstock.storage.key_encoding import bounds_of
+from penstock.storage.key_loops import LOOPS
 from penstock.storage.key_types import BoolArray, ByteArray, Int64Array
 
 
@@ -48,13 +49,13 @@ class ByteStrings:
         bounds = (self.offsets - start).tolist()
         return [data[low:high] for low, high in pairwise(bounds)]
 
-    def take(self, rows: Int64Array, loops: KeyLoops) -> ByteStrings:
+    def take(self, rows: Int64Array) -> ByteStrings:
         """The strings of the given rows."""
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         bounds = bounds_of(lengths)
         data = np.empty(int(bounds[-1]), np.uint8)
-        loops.copy_ranges(self.data, starts, data, bounds[:-1], lengths)
+        LOOPS.copy_ranges(self.data, starts, data, bounds[:-1], lengths)
         return ByteStrings(data, bounds)
 
     @classmethod

@@ -18,7 +18,6 @@ from penstock.storage.entries.database_manifest import database_files, without_f
 from penstock.storage.entries.entry_keys import group_bounds, partition_bounds
 from penstock.storage.entries.file_names import SHARED_SUFFIX, local_name
 from penstock.storage.entries.timer_entries import timer_groups
-from penstock.storage.key_encoding import KeyLoops
 from penstock.storage.key_types import BoolArray
 from penstock.storage.run_columns import TIMER_KIND
 
@@ -35,15 +34,14 @@ class Scope:
 
     key_groups: range
     max_parallelism: int
-    loops: KeyLoops
 
     def within(self, key_groups: range) -> Scope:
         """Fewer key-groups."""
-        return Scope(key_groups, self.max_parallelism, self.loops)
+        return Scope(key_groups, self.max_parallelism)
 
     def has_timers(self, names: list[bytes]) -> BoolArray:
         """bool[n]: which entries of timers are of these key-groups."""
-        groups = timer_groups(names, self.max_parallelism, self.loops)
+        groups = timer_groups(names, self.max_parallelism)
         return (groups >= self.key_groups.start) & (groups < self.key_groups.stop)
 
 

@@ -24,8 +24,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
-from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of, is_fixed_key
+from penstock.storage.key_encoding import KeyBatch, bounds_of, is_fixed_key
 from penstock.storage.key_groups import UInt16Array, key_group_of
+from penstock.storage.key_loops import LOOPS
 from penstock.storage.key_types import Int64Array, UInt64Array
 
 PARTITION_BYTES: Final = 8
@@ -119,7 +120,7 @@ def entry_keys(partition: int, keys: KeyBatch, max_parallelism: int) -> ByteStri
         data[offsets[:-1] + PARTITION_BYTES + index] = group_bytes[:, index]
     for index in range(_HASH_BYTES):
         data[offsets[:-1] + _HEAD_BYTES + index] = hash_bytes[:, index]
-    keys.loops.copy_ranges(keys.data, keys.offsets[:-1], data, offsets[:-1] + start, lengths)
+    LOOPS.copy_ranges(keys.data, keys.offsets[:-1], data, offsets[:-1] + start, lengths)
     return ByteStrings(data, offsets)
 
 
@@ -140,9 +141,7 @@ def _fixed_entry_keys(keys: KeyBatch, head: np.ndarray, group_bytes: np.ndarray)
     return ByteStrings(data, bounds_of(lengths))
 
 
-def decoded_keys(
-    key_types: Sequence[pa.DataType], entries: ByteStrings, loops: KeyLoops
-) -> KeyBatch:
+def decoded_keys(key_types: Sequence[pa.DataType], entries: ByteStrings) -> KeyBatch:
     """Inverse of ``entry_keys``, whatever the partition."""
     starts = entries.offsets[:-1]
     types = tuple(key_types)
@@ -152,20 +151,20 @@ def decoded_keys(
         lengths = np.where(present, _WORD_BYTES, 0)
         targets = np.arange(len(entries), dtype=np.int64) * _WORD_BYTES
         flat = matrix.reshape(-1)
-        loops.copy_ranges(entries.data, starts + _HEAD_BYTES + 1, flat, targets, lengths)
+        LOOPS.copy_ranges(entries.data, starts + _HEAD_BYTES + 1, flat, targets, lengths)
         nulls = None if present.all() else ~present
-        return KeyBatch(types, loops, flat.view("<i8"), nulls, None, None)
+        return KeyBatch(types, flat.view("<i8"), nulls, None, None)
     hash_bytes = np.empty(len(entries) * _HASH_BYTES, np.uint8)
     targets = np.arange(len(entries), dtype=np.int64) * _HASH_BYTES
     widths = np.full(len(entries), _HASH_BYTES, np.int64)
-    loops.copy_ranges(entries.data, starts + _HEAD_BYTES, hash_bytes, targets, widths)
+    LOOPS.copy_ranges(entries.data, starts + _HEAD_BYTES, hash_bytes, targets, widths)
     hashes = hash_bytes.view(">u8").astype(np.uint64)
     start = _HEAD_BYTES + _HASH_BYTES
     sizes = entries.lengths() - start
     offsets = bounds_of(sizes)
     data = np.empty(int(offsets[-1]), np.uint8)
-    loops.copy_ranges(entries.data, starts + start, data, offsets[:-1], sizes)
-    return KeyBatch(types, loops, None, None, data, offsets, hashes)
+    LOOPS.copy_ranges(entries.data, starts + start, data, offsets[:-1], sizes)
+    return KeyBatch(types, None, None, data, offsets, hashes)
 
 
 def entries_by_key(keys: list[bytes], values: list[bytes | None]) -> SstEntries:

@@ -33,7 +33,7 @@ from penstock.storage.entries.list_entries import LENGTH_BYTES, head_of, is_chun
 from penstock.storage.entries.row_entries import row_sequences
 from penstock.storage.entries.row_values import decoded_values
 from penstock.storage.entries.timer_entries import decoded_timers, timer_groups
-from penstock.storage.key_encoding import NUMPY_KEY_LOOPS, KeyLoops, bounds_of
+from penstock.storage.key_encoding import bounds_of
 from penstock.storage.key_types import Int64Array, value_type
 from penstock.storage.run_columns import ADDED, CODEC, OBJECT_KINDS, TIMER_KIND, sorted_batch
 
@@ -44,10 +44,9 @@ _NUMBER: Final = "number_"
 class EntryRows(ABC):
     """Reads the entries of one state."""
 
-    def __init__(self, schema: pa.Schema, max_parallelism: int, loops: KeyLoops) -> None:
+    def __init__(self, schema: pa.Schema, max_parallelism: int) -> None:
         self._schema = schema
         self._limit = max_parallelism
-        self._loops = loops
         self._key_types = key_types_of(schema)
 
     @abstractmethod
@@ -66,7 +65,7 @@ class _Numbers(EntryRows):
     @override
     def batch(self, names: list[bytes], values: list[bytes]) -> pa.RecordBatch:
         kinds = [kind.to_pandas_dtype() for kind in self._schema.types[2 + len(self._key_types) :]]
-        keys = decoded_keys(self._key_types, ByteStrings.of(names), self._loops)
+        keys = decoded_keys(self._key_types, ByteStrings.of(names))
         accumulators, validity = decoded_rows([np.dtype(kind) for kind in kinds], values)
         numbers = [
             pa.array(found, mask=None if valid is None else ~valid)
@@ -78,10 +77,8 @@ class _Numbers(EntryRows):
 class _Keyed(EntryRows):
     """Rows that are known by their key, or by the key and the number behind it."""
 
-    def __init__(
-        self, schema: pa.Schema, max_parallelism: int, loops: KeyLoops, *, with_numbers: bool
-    ) -> None:
-        super().__init__(schema, max_parallelism, loops)
+    def __init__(self, schema: pa.Schema, max_parallelism: int, *, with_numbers: bool) -> None:
+        super().__init__(schema, max_parallelism)
         self._with_numbers = with_numbers
 
     @override
@@ -91,7 +88,6 @@ class _Keyed(EntryRows):
             self._key_types,
             names,
             values,
-            self._loops,
             with_numbers=self._with_numbers,
         )
         return self._rows(_groups(names), rows.columns[2:])
@@ -102,8 +98,8 @@ class _Timers(EntryRows):
 
     @override
     def batch(self, names: list[bytes], values: list[bytes]) -> pa.RecordBatch:
-        keys, times = decoded_timers(self._key_types, names, self._loops)
-        groups = timer_groups(names, self._limit, self._loops)
+        keys, times = decoded_timers(self._key_types, names)
+        groups = timer_groups(names, self._limit)
         return self._rows(groups, [*keys.to_arrays(), pa.array(times)])
 
 
@@ -112,7 +108,7 @@ class _Rows(EntryRows):
 
     @override
     def batch(self, names: list[bytes], values: list[bytes]) -> pa.RecordBatch:
-        columns = decoded_values(self._schema.types[2:], ByteStrings.of(values), self._loops)
+        columns = decoded_values(self._schema.types[2:], ByteStrings.of(values))
         groups = _groups(names).astype(np.uint16)
         return sorted_batch(self._schema, groups, [pa.array(row_sequences(names)), *columns])
 
@@ -120,8 +116,8 @@ class _Rows(EntryRows):
 class _Objects(EntryRows):
     """Values, lists and maps of a key space."""
 
-    def __init__(self, kind: str, schema: pa.Schema, max_parallelism: int, loops: KeyLoops) -> None:
-        super().__init__(schema, max_parallelism, loops)
+    def __init__(self, kind: str, schema: pa.Schema, max_parallelism: int) -> None:
+        super().__init__(schema, max_parallelism)
         self._is_list = kind == "list"
         self._codec = field_codec(schema.field(len(schema) - 1))
         map_key = schema.field(2 + len(self._key_types))
@@ -141,7 +137,7 @@ class _Objects(EntryRows):
         if self._is_list:
             heads = list(map(head_of, names, values))
             columns.append(pa.array(list(map(is_chunk, values)), pa.bool_()))
-        keys = decoded_keys(self._key_types, ByteStrings.of(heads), self._loops)
+        keys = decoded_keys(self._key_types, ByteStrings.of(heads))
         columns.append(self._decoded(values))
         return self._rows(_groups(names), [*keys.to_arrays(), *columns])
 
@@ -158,19 +154,17 @@ class _Objects(EntryRows):
         return pa.ListArray.from_arrays(pa.array(offsets), self._codec.column(items))
 
 
-def entry_rows(
-    kind: str, schema: pa.Schema, max_parallelism: int, loops: KeyLoops = NUMPY_KEY_LOOPS
-) -> EntryRows:
+def entry_rows(kind: str, schema: pa.Schema, max_parallelism: int) -> EntryRows:
     """What reads the entries of a state."""
     if kind in OBJECT_KINDS:
-        return _Objects(kind, schema, max_parallelism, loops)
+        return _Objects(kind, schema, max_parallelism)
     if kind == TIMER_KIND:
-        return _Timers(schema, max_parallelism, loops)
+        return _Timers(schema, max_parallelism)
     if kind == "rows":
-        return _Rows(schema, max_parallelism, loops)
+        return _Rows(schema, max_parallelism)
     if kind == "group" and is_of_numbers(schema):
-        return _Numbers(schema, max_parallelism, loops)
-    return _Keyed(schema, max_parallelism, loops, with_numbers=kind == "sessions")
+        return _Numbers(schema, max_parallelism)
+    return _Keyed(schema, max_parallelism, with_numbers=kind == "sessions")
 
 
 def key_types_of(schema: pa.Schema) -> tuple[pa.DataType, ...]:

@@ -14,7 +14,6 @@ import pyarrow as pa
 from penstock.storage.entries.byte_strings import ByteStrings
 from penstock.storage.entries.entry_keys import decoded_keys
 from penstock.storage.entries.row_values import decoded_values
-from penstock.storage.key_encoding import KeyLoops
 from penstock.storage.key_types import Int64Array
 
 NUMBER_BYTES: Final = 8
@@ -32,7 +31,6 @@ def keyed_batch(
     key_types: tuple[pa.DataType, ...],
     names: list[bytes],
     values: list[bytes],
-    loops: KeyLoops,
     *,
     with_numbers: bool,
 ) -> pa.RecordBatch:
@@ -41,9 +39,9 @@ def keyed_batch(
     if with_numbers:
         names, numbers = split_numbers(names)
         identity.append(pa.array(numbers))
-    keys = decoded_keys(key_types, ByteStrings.of(names), loops).to_arrays()
+    keys = decoded_keys(key_types, ByteStrings.of(names)).to_arrays()
     first = 2 + len(keys) + len(identity)
-    content = decoded_values(schema.types[first:], ByteStrings.of(values), loops)
+    content = decoded_values(schema.types[first:], ByteStrings.of(values))
     count = len(names)
     heads = [pa.array(np.zeros(count, np.uint16)), pa.repeat(False, count)]
     return pa.RecordBatch.from_arrays([*heads, *keys, *identity, *content], schema=schema)

@@ -16,7 +16,6 @@ import numpy as np
 
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.entries.entry_keys import GROUP_BYTES, PARTITION_BYTES
-from penstock.storage.key_encoding import KeyLoops
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array
 
@@ -32,7 +31,6 @@ def row_entries(
     sequence: Int64Array,
     rows: ByteStrings,
     max_parallelism: int,
-    loops: KeyLoops,
 ) -> SstEntries:
     """The entries of n rows, sorted."""
     groups = key_group_of(hashes, max_parallelism)
@@ -41,7 +39,7 @@ def row_entries(
     matrix[:, :_SEQUENCE_AT] = _prefixes(partition, hashes[order], max_parallelism)
     matrix[:, _SEQUENCE_AT:] = _big_endian(sequence[order].view(np.uint64))
     bounds = np.arange(len(order) + 1, dtype=np.int64) * _ENTRY_BYTES
-    return SstEntries(ByteStrings(matrix.reshape(-1), bounds), rows.take(order, loops), None)
+    return SstEntries(ByteStrings(matrix.reshape(-1), bounds), rows.take(order), None)
 
 
 def key_prefixes(partition: int, hashes: UInt64Array, max_parallelism: int) -> list[bytes]:

@@ -23,7 +23,8 @@ import pyarrow.types as pt
 
 from penstock.errors import Unrecoverable
 from penstock.storage.entries.byte_strings import ByteStrings
-from penstock.storage.key_encoding import KeyLoops, bounds_of
+from penstock.storage.key_encoding import bounds_of
+from penstock.storage.key_loops import LOOPS
 from penstock.storage.key_types import BoolArray, ByteArray, Int64Array
 
 LENGTH_BYTES: Final = 4
@@ -50,20 +51,18 @@ def check_storable(kind: pa.DataType) -> None:
         )
 
 
-def encoded_values(columns: Sequence[pa.Array], loops: KeyLoops) -> ByteStrings:
+def encoded_values(columns: Sequence[pa.Array]) -> ByteStrings:
     """The rows of at least one column."""
     count = len(columns[0])
     pieces = _Pieces()
     for column in columns:
         pieces.add_array(column, np.arange(count + 1, dtype=np.int64))
-    return pieces.joined(count, loops)
+    return pieces.joined(count)
 
 
-def decoded_values(
-    types: Sequence[pa.DataType], rows: ByteStrings, loops: KeyLoops
-) -> list[pa.Array]:
+def decoded_values(types: Sequence[pa.DataType], rows: ByteStrings) -> list[pa.Array]:
     """Inverse of ``encoded_values``."""
-    reader = _Reader(rows, loops)
+    reader = _Reader(rows)
     one = np.ones(len(rows), np.int64)
     return [reader.array(kind, one) for kind in types]
 
@@ -110,7 +109,7 @@ class _Pieces:
             data = np.empty(0, np.uint8) if buffer is None else np.frombuffer(buffer, np.uint8)
             self._add(data[start : start + len(array) * width], bounds, width)
 
-    def joined(self, count: int, loops: KeyLoops) -> ByteStrings:
+    def joined(self, count: int) -> ByteStrings:
         """The rows."""
         total = np.zeros(count, np.int64)
         for _, _, lengths in self._parts:
@@ -119,7 +118,7 @@ class _Pieces:
         data = np.empty(int(offsets[-1]), np.uint8)
         position = offsets[:-1].copy()
         for source, starts, lengths in self._parts:
-            loops.copy_ranges(source, np.ascontiguousarray(starts), data, position, lengths)
+            LOOPS.copy_ranges(source, np.ascontiguousarray(starts), data, position, lengths)
             position = position + lengths
         return ByteStrings(data, offsets)
 
@@ -130,10 +129,9 @@ class _Pieces:
 class _Reader:
     """Reads piece after piece of all rows."""
 
-    def __init__(self, rows: ByteStrings, loops: KeyLoops) -> None:
+    def __init__(self, rows: ByteStrings) -> None:
         self._data = rows.data
         self._position = rows.offsets[:-1].copy()
-        self._loops = loops
 
     def array(self, kind: pa.DataType, counts: Int64Array) -> pa.Array:
         """The next piece, of ``counts[i]`` values in row i."""
@@ -182,7 +180,7 @@ class _Reader:
         """The next bytes of every row, one after the other."""
         bounds = bounds_of(sizes)
         found = np.empty(int(bounds[-1]), np.uint8)
-        self._loops.copy_ranges(self._data, self._position, found, bounds[:-1], sizes)
+        LOOPS.copy_ranges(self._data, self._position, found, bounds[:-1], sizes)
         self._position = self._position + sizes
         return found
 

@@ -22,8 +22,9 @@ import pyarrow as pa
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.entries.entry_keys import PARTITION_BYTES
 from penstock.storage.entries.firing_order import Place, firing_order
-from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of, is_fixed_key
+from penstock.storage.key_encoding import KeyBatch, bounds_of, is_fixed_key
 from penstock.storage.key_groups import key_group_of
+from penstock.storage.key_loops import LOOPS
 from penstock.storage.key_types import BoolArray, Int64Array
 
 _WORD_BYTES: Final = 8
@@ -52,7 +53,7 @@ def timer_entries(
     lengths = tails.lengths()
     offsets = bounds_of(lengths + _KEY_AT)
     data = np.empty(int(offsets[-1]), np.uint8)
-    copy = keys.loops.copy_ranges
+    copy = LOOPS.copy_ranges
     head_starts = np.arange(count, dtype=np.int64) * _KEY_AT
     copy(heads.reshape(-1), head_starts, data, offsets[:-1], np.full(count, _KEY_AT, np.int64))
     copy(tails.data, tails.offsets[:-1], data, offsets[:-1] + _KEY_AT, lengths)
@@ -62,31 +63,31 @@ def timer_entries(
 
 
 def decoded_timers(
-    key_types: Sequence[pa.DataType], names: list[bytes], loops: KeyLoops
+    key_types: Sequence[pa.DataType], names: list[bytes]
 ) -> tuple[KeyBatch, Int64Array]:
     """The timers of at least one entry."""
     entries = ByteStrings.of(names)
     starts = entries.offsets[:-1]
-    times = (_words_at(entries, PARTITION_BYTES, loops) ^ _SIGN).view(np.int64)
+    times = (_words_at(entries, PARTITION_BYTES) ^ _SIGN).view(np.int64)
     types, sizes = tuple(key_types), entries.lengths() - _KEY_AT
     if is_fixed_key(types):
         present = entries.data[starts + _KEY_AT] == 1
         words = np.zeros(len(names), np.int64)
         targets = np.arange(len(names), dtype=np.int64) * _WORD_BYTES
         copied = np.where(present, _WORD_BYTES, 0)
-        loops.copy_ranges(entries.data, starts + _KEY_AT + 1, words.view(np.uint8), targets, copied)
+        LOOPS.copy_ranges(entries.data, starts + _KEY_AT + 1, words.view(np.uint8), targets, copied)
         nulls = None if present.all() else ~present
-        return KeyBatch(types, loops, words, nulls, None, None), times
+        return KeyBatch(types, words, nulls, None, None), times
     offsets = bounds_of(sizes)
     data = np.empty(int(offsets[-1]), np.uint8)
-    loops.copy_ranges(entries.data, starts + _KEY_AT, data, offsets[:-1], sizes)
-    hashes = _words_at(entries, _HASH_AT, loops)
-    return KeyBatch(types, loops, None, None, data, offsets, hashes), times
+    LOOPS.copy_ranges(entries.data, starts + _KEY_AT, data, offsets[:-1], sizes)
+    hashes = _words_at(entries, _HASH_AT)
+    return KeyBatch(types, None, None, data, offsets, hashes), times
 
 
-def timer_groups(names: list[bytes], max_parallelism: int, loops: KeyLoops) -> Int64Array:
+def timer_groups(names: list[bytes], max_parallelism: int) -> Int64Array:
     """int64[n]: the key-groups of entries."""
-    hashes = _words_at(ByteStrings.of(names), _HASH_AT, loops)
+    hashes = _words_at(ByteStrings.of(names), _HASH_AT)
     return key_group_of(hashes, max_parallelism).astype(np.int64)
 
 
@@ -117,11 +118,11 @@ def _big_endian(words: np.ndarray) -> np.ndarray:
     return words.astype(">u8").view(np.uint8).reshape(len(words), _WORD_BYTES)
 
 
-def _words_at(entries: ByteStrings, start: int, loops: KeyLoops) -> np.ndarray:
+def _words_at(entries: ByteStrings, start: int) -> np.ndarray:
     """uint64[n]: the big-endian numbers at a place of every string."""
     count = len(entries)
     found = np.empty(count * _WORD_BYTES, np.uint8)
     targets = np.arange(count, dtype=np.int64) * _WORD_BYTES
     widths = np.full(count, _WORD_BYTES, np.int64)
-    loops.copy_ranges(entries.data, entries.offsets[:-1] + start, found, targets, widths)
+    LOOPS.copy_ranges(entries.data, entries.offsets[:-1] + start, found, targets, widths)
     return found.view(">u8").astype(np.uint64)

@@ -33,7 +33,6 @@ from rocksdict import (
 from penstock.errors import StoreFull, StoreTransient, Unrecoverable
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.entries.database_reader_store import SCAN_BYTES, SCAN_ROWS, scan, unreadable
-from penstock.storage.key_encoding import KeyLoops
 from taskmanager.state.rocksdb.slot_memory_store import SlotMemory
 from taskmanager.state.rocksdb.sst_file import sst_file
 from taskmanager.state.state_sizes import DatabaseSizes
@@ -55,7 +54,6 @@ class Database:
     Args:
         directory: of the database; made where it is missing.
         ingest_directory: for files on their way in; on the same file system.
-        loops: for making files.
 
     Attributes:
         on_damage: called where a file turns out to be damaged, which is when it is read; on any thread.
@@ -65,15 +63,12 @@ class Database:
         StoreTransient: it cannot be opened.
     """
 
-    def __init__(
-        self, directory: Path, ingest_directory: Path, memory: SlotMemory, loops: KeyLoops
-    ) -> None:
+    def __init__(self, directory: Path, ingest_directory: Path, memory: SlotMemory) -> None:
         self.on_damage: Callable[[], object] = lambda: None
         self.pace: Callable[[], object] = lambda: None
         self._directory = directory
         self._damage = ""
         self._ingest_directory = ingest_directory
-        self._loops = loops
         self._file_numbers = count()
         ingest_directory.mkdir(parents=True, exist_ok=True)
         try:
@@ -176,7 +171,7 @@ class Database:
             for piece in _in_files(entries):
                 paths.append(self._ingest_directory / f"{next(self._file_numbers)}.sst")
                 with self._writing(), paths[-1].open("wb") as file:
-                    for part in sst_file(piece, self._loops):
+                    for part in sst_file(piece):
                         file.write(part)
                         self.pace()
                     # RocksDB would do so under the interpreter lock.

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.entries.entry_keys import entry_keys, entry_order
 from penstock.storage.entries.entry_values import encoded_rows
-from penstock.storage.key_encoding import KeyLoops, bounds_of
+from penstock.storage.key_encoding import bounds_of
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import Rows
 from taskmanager.kernels.accumulators import Values
@@ -95,25 +95,21 @@ def concat_entries(parts: Sequence[SstEntries]) -> SstEntries:
     return SstEntries(keys, concat_strings([part.values for part in parts]), deleted)
 
 
-def sorted_entries(
-    partition: int, rows: Rows, max_parallelism: int, loops: KeyLoops
-) -> Iterator[SstEntries]:
+def sorted_entries(partition: int, rows: Rows, max_parallelism: int) -> Iterator[SstEntries]:
     """Records as entries, part after part in their order; of records with the same key one is taken (they
     are equal)."""
     order = entry_order(rows.keys, max_parallelism)
     for start in range(0, len(order), PART_ENTRIES):
         some = order[start : start + PART_ENTRIES]
-        yield _sorted_part(partition, rows, some, max_parallelism, loops)
+        yield _sorted_part(partition, rows, some, max_parallelism)
 
 
-def _sorted_part(
-    partition: int, rows: Rows, order: Int64Array, max_parallelism: int, loops: KeyLoops
-) -> SstEntries:
+def _sorted_part(partition: int, rows: Rows, order: Int64Array, max_parallelism: int) -> SstEntries:
     keys = entry_keys(partition, rows.keys.take(order), max_parallelism)
     again = _repeated(keys)
     if again.any():
         kept = np.flatnonzero(~again)
-        order, keys = order[kept], keys.take(kept, loops)
+        order, keys = order[kept], keys.take(kept)
     values = encoded_rows(
         [values[order] for values in rows.accumulators],
         [None if valid is None else valid[order] for valid in rows.validity],

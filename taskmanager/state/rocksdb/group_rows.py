@@ -20,7 +20,6 @@ from penstock.storage.entries.entry_keys import partition_bounds
 from penstock.storage.entries.entry_values import decoded_rows
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import RecordTable, Rows, distinct
-from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.kernels.record_versions import RecordExport
 from taskmanager.kernels.slot_table import LOAD_PERCENT
 from taskmanager.state.backend import AggregateDescriptor
@@ -135,7 +134,7 @@ class StoredGroupTable(GroupTable, KeyedSpill):
         if parts:
             rows, limit = concat_rows(parts), self._home.max_parallelism
             del parts
-            yield from sorted_entries(self.partition, rows, limit, process_kernels())
+            yield from sorted_entries(self.partition, rows, limit)
 
     @override
     def evict(self, *, everything: bool) -> None:

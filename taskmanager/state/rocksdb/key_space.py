@@ -30,7 +30,6 @@ from penstock.storage.entries.entry_keys import (
 )
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
-from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.descriptors import StateDescriptor
 from taskmanager.state.hashmap.key_space import KeySpace
 from taskmanager.state.key_index import KeyIndex
@@ -264,7 +263,7 @@ class StoredKeySpace(KeySpace):
 
     def _decoded(self, rests: list[bytes]) -> KeyBatch:
         names = ByteStrings.of([bytes(PARTITION_BYTES) + rest for rest in rests])
-        return decoded_keys(self.key_types, names, process_kernels())
+        return decoded_keys(self.key_types, names)
 
     def _stored_rests(self, column: SpilledColumn) -> Iterator[bytes]:
         if column.is_stored:

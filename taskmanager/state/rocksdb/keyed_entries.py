@@ -15,10 +15,10 @@ from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.entries.entry_keys import entry_keys, entry_order
 from penstock.storage.entries.keyed_values import NUMBER_BYTES, SIGN
 from penstock.storage.entries.row_values import encoded_values
-from penstock.storage.key_encoding import KeyBatch, KeyLoops, bounds_of
+from penstock.storage.key_encoding import KeyBatch, bounds_of
+from penstock.storage.key_loops import LOOPS
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import distinct, encode_keys
-from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.rocksdb.entry_batches import concat_strings
 
 
@@ -31,7 +31,7 @@ def keyed_entries(
     max_parallelism: int,
 ) -> SstEntries:
     """The entries of n rows, sorted; of several rows of one identity the last one counts."""
-    loops, count = process_kernels(), len(keys)
+    count = len(keys)
     first, key_of = distinct(keys)
     different = keys.take(first)
     rank = np.empty(len(first), np.int64)
@@ -44,9 +44,9 @@ def keyed_entries(
     order = order[is_last]
     names = entry_keys(partition, keys.take(order), max_parallelism)
     if numbers is not None:
-        names = _with_numbers(names, numbers[order], loops)
+        names = _with_numbers(names, numbers[order])
     gone = deleted[order]
-    return SstEntries(names, values.take(order, loops), gone if gone.any() else None)
+    return SstEntries(names, values.take(order), gone if gone.any() else None)
 
 
 def batch_entries(
@@ -63,11 +63,10 @@ def batch_entries(
         key_count: how many columns the key has.
     """
     content_start = 2 + key_count + int(with_numbers)
-    loops = process_kernels()
     columns = [joined_column(batches, place) for place in range(2, content_start)]
     keys = encode_keys(columns[:key_count])
     numbers = columns[-1].to_numpy() if with_numbers else None
-    content = [encoded_values(batch.columns[content_start:], loops) for batch in batches]
+    content = [encoded_values(batch.columns[content_start:]) for batch in batches]
     deleted = joined_column(batches, 1).to_numpy(zero_copy_only=False)
     values = concat_strings(content)
     return keyed_entries(partition, keys, numbers, values, deleted, max_parallelism)
@@ -78,13 +77,13 @@ def joined_column(batches: list[pa.RecordBatch], place: int) -> Any:
     return pa.concat_arrays([batch.column(place) for batch in batches])
 
 
-def _with_numbers(names: ByteStrings, numbers: Int64Array, loops: KeyLoops) -> ByteStrings:
+def _with_numbers(names: ByteStrings, numbers: Int64Array) -> ByteStrings:
     lengths = names.lengths()
     offsets = bounds_of(lengths + NUMBER_BYTES)
     data = np.empty(int(offsets[-1]), np.uint8)
-    loops.copy_ranges(names.data, names.offsets[:-1], data, offsets[:-1], lengths)
+    LOOPS.copy_ranges(names.data, names.offsets[:-1], data, offsets[:-1], lengths)
     words = (numbers.view(np.uint64) ^ SIGN).astype(">u8").view(np.uint8)
     starts = np.arange(len(names), dtype=np.int64) * NUMBER_BYTES
     widths = np.full(len(names), NUMBER_BYTES, np.int64)
-    loops.copy_ranges(words, starts, data, offsets[:-1] + lengths, widths)
+    LOOPS.copy_ranges(words, starts, data, offsets[:-1] + lengths, widths)
     return ByteStrings(data, offsets)

@@ -11,7 +11,6 @@ from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.entries.entry_keys import moved_to, partition_bounds
 from penstock.storage.entries.entry_values import decoded_rows, encoded_rows
 from penstock.storage.entries.row_values import decoded_values, encoded_values
-from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.accumulator_columns import from_columns
 from taskmanager.state.aggregate_change import AggregateChange, aggregate_change, number_kinds
 from taskmanager.state.descriptors import StateDescriptor
@@ -86,10 +85,10 @@ def _changed_rows(
     change: AggregateChange, stored: list[pa.Field], values: list[bytes]
 ) -> ByteStrings:
     """Values of entries, which were written for these fields, as they are declared."""
-    kinds, loops = number_kinds(stored), process_kernels()
+    kinds = number_kinds(stored)
     if kinds is None:
         types = [field.type for field in stored]
-        columns = decoded_values(types, ByteStrings.of(values), loops)
+        columns = decoded_values(types, ByteStrings.of(values))
     else:
         columns = [
             pa.array(numbers, mask=None if valid is None else ~valid)
@@ -100,5 +99,5 @@ def _changed_rows(
     changed = change.columns(columns, len(values))
     kinds = number_kinds(change.schema)
     if kinds is None:
-        return encoded_values(changed, loops)
+        return encoded_values(changed)
     return encoded_rows(*from_columns(kinds, changed))

@@ -26,7 +26,6 @@ from penstock.storage.entries.database_reader_store import (
 )
 from penstock.storage.entries.entry_keys import group_bounds, moved_to, partition_bounds
 from penstock.storage.entries.file_names import BACKEND, FORMATS_READ
-from penstock.storage.key_encoding import KeyLoops
 from penstock.storage.run_columns import BACKEND as RUN_BACKEND
 from penstock.storage.run_columns import TIMER_KIND
 from taskmanager.state.backend import BackendEnvironment
@@ -50,7 +49,7 @@ class OpenedState:
 
 
 def open_state(
-    environment: BackendEnvironment, key_groups: range, memory: SlotMemory, loops: KeyLoops
+    environment: BackendEnvironment, key_groups: range, memory: SlotMemory
 ) -> OpenedState:
     """The database of a subtask, with what is to be restored in it.
 
@@ -66,7 +65,7 @@ def open_state(
     while True:
         try:
             with ExitStack() as undo:
-                opened = _open(environment, key_groups, memory, loops, undo)
+                opened = _open(environment, key_groups, memory, undo)
                 undo.pop_all()
         except StoreTransient:
             if environment.reader is None or not environment.reader.remove_damaged():
@@ -81,7 +80,6 @@ def _open(
     environment: BackendEnvironment,
     key_groups: range,
     memory: SlotMemory,
-    loops: KeyLoops,
     undo: ExitStack,
 ) -> OpenedState:
     directory = environment.work_directory
@@ -98,7 +96,7 @@ def _open(
     path, files_in = directory / "db", directory / "incoming"
     snapshots = sorted(environment.restored, key=_size_bytes, reverse=True)
     if not snapshots or snapshots[0].backend == RUN_BACKEND:
-        database = Database(path, files_in, memory, loops)
+        database = Database(path, files_in, memory)
         undo.callback(database.close)
         if snapshots:
             load_runs(environment, database, catalog, key_groups)
@@ -106,11 +104,11 @@ def _open(
         return OpenedState(database, catalog, ledger)
     assert environment.reader is not None, "a snapshot without a reader"
     base, others = snapshots[0], snapshots[1:]
-    scope = Scope(key_groups, environment.max_parallelism, loops)
+    scope = Scope(key_groups, environment.max_parallelism)
     is_whole = not others and _key_groups(base) == key_groups
     reader = environment.reader
     download(base, reader, path, None if is_whole else scope)
-    database = Database(path, files_in, memory, loops)
+    database = Database(path, files_in, memory)
     undo.callback(database.close)
     catalog.restore(base)
     _drop_unowned(database, catalog)

@@ -34,7 +34,6 @@ from penstock.storage.run_columns import (
     TIMER_KIND,
 )
 from taskmanager.kernels import AccumulatorKind, distinct, encode_keys
-from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.accumulator_columns import from_columns
 from taskmanager.state.aggregate_change import number_kinds
 from taskmanager.state.rocksdb.keyed_entries import batch_entries, joined_column, keyed_entries
@@ -133,16 +132,14 @@ class _Rows(RunEntries):
                 "columns are the key, and RocksDB keeps rows by their key: start with state.backend.type: hashmap, "
                 "take a savepoint there, and start with RocksDB from that one"
             )
-        loops = process_kernels()
         keyed = KeyedRows(RowDescriptor(self.schema, tuple(json.loads(names))))
         columns = [joined_column(batches, place) for place in range(2, len(self.schema))]
         return row_entries(
             partition,
             np.concatenate([keyed.hashes(batch) for batch in batches]),
             joined_column(batches, 1).to_numpy(),
-            encoded_values(columns, loops),
+            encoded_values(columns),
             self._limit,
-            loops,
         )
 
 

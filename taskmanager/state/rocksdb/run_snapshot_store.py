@@ -21,7 +21,6 @@ from penstock.storage.run_columns import BACKEND, RUN_VERSION
 from penstock.storage.run_lists import with_marks
 from penstock.storage.run_merge import identity_of, whole_lists
 from penstock.storage.run_writer import SegmentWriter
-from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.rocksdb.snapshot_store import LinkedSnapshot
 from taskmanager.state.rocksdb.write_queue_runner import Freeze, WriteQueue
 
@@ -81,7 +80,7 @@ class RunSnapshot(LinkedSnapshot):
         with closing(ReadOnlyDatabase(self._directory)) as database:
             for state, partitions in run_states(self._header):
                 limit = self._header.max_parallelism
-                entries = entry_rows(state.kind, state.schema, limit, process_kernels())
+                entries = entry_rows(state.kind, state.schema, limit)
                 table = len(self._tables)
                 schema = state.schema.serialize().to_pybytes()
                 self._tables.append(

@@ -32,7 +32,6 @@ from penstock.storage.entries.timer_entries import decoded_timers, timer_entries
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import encode_keys
-from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.keyed_entries import joined_column
@@ -189,7 +188,7 @@ class StoredSessionTable(SpilledKeyedTable, SessionTable):
         if part is None:
             ends.first = _NEVER
             return False
-        keys, times = decoded_timers(self._plain_types, part[0], process_kernels())
+        keys, times = decoded_timers(self._plain_types, part[0])
         count = int(np.searchsorted(times, last_end, side="right"))
         ends.first = int(times[count]) if count < len(times) else None
         if not count:

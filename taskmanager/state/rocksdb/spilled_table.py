@@ -27,7 +27,6 @@ from penstock.storage.entries.row_values import check_storable
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array, value_type
 from taskmanager.kernels import RecordTable
-from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.batch_parts import PART_BYTES, in_parts
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.keyed_table import KeyedTable
@@ -262,13 +261,10 @@ class KeyedSpill(SpilledTable):
     def _keys_of(self, names: list[bytes]) -> KeyBatch:
         if self.with_numbers:
             names, _ = split_numbers(names)
-        return decoded_keys(self._plain_types, ByteStrings.of(names), process_kernels())
+        return decoded_keys(self._plain_types, ByteStrings.of(names))
 
     def _rows_of(self, part: Entries) -> pa.RecordBatch:
-        loops = process_kernels()
-        return keyed_batch(
-            self.schema(), self._plain_types, *part, loops, with_numbers=self.with_numbers
-        )
+        return keyed_batch(self.schema(), self._plain_types, *part, with_numbers=self.with_numbers)
 
 
 class SpilledKeyedTable(KeyedTable, KeyedSpill):

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
-from penstock.storage.key_encoding import KeyLoops, bounds_of
+from penstock.storage.key_encoding import bounds_of
+from penstock.storage.key_loops import LOOPS
 from penstock.storage.key_types import ByteArray, Int64Array
 
 BLOCK_BYTES: Final = 8 << 10
@@ -45,7 +46,7 @@ class DataBlocks:
     last_rows: Int64Array
 
 
-def data_blocks(entries: SstEntries, start: int, stop: int, loops: KeyLoops) -> DataBlocks:
+def data_blocks(entries: SstEntries, start: int, stop: int) -> DataBlocks:
     """The blocks of the entries ``start .. stop - 1``, at least one."""
     key_sizes = np.diff(entries.keys.offsets[start : stop + 1])
     value_sizes = np.diff(entries.values.offsets[start : stop + 1])
@@ -58,7 +59,7 @@ def data_blocks(entries: SstEntries, start: int, stop: int, loops: KeyLoops) -> 
     )
     if is_uniform:
         return _uniform_blocks(entries, start, stop)
-    return _varying_blocks(entries, start, stop, loops)
+    return _varying_blocks(entries, start, stop)
 
 
 def index_block(
@@ -66,7 +67,6 @@ def index_block(
     last_rows: Int64Array,
     positions: Int64Array,
     sizes: Int64Array,
-    loops: KeyLoops,
 ) -> bytes:
     """The index of n data blocks, without its trailer.
 
@@ -87,7 +87,7 @@ def index_block(
     _write_varints(data, starts[:-1] + 1, key_sizes, key_digits)
     keys_at = starts[:-1] + 2 + key_digits
     data[keys_at - 1] = value_sizes
-    loops.copy_ranges(keys.data, key_starts, data, keys_at, key_sizes)
+    LOOPS.copy_ranges(keys.data, key_starts, data, keys_at, key_sizes)
     values_at = keys_at + key_sizes
     _write_varints(data, values_at, positions, position_digits)
     _write_varints(data, values_at + position_digits, sizes, size_digits)
@@ -170,7 +170,7 @@ def _same_size(strings: ByteStrings, start: int, stop: int) -> npt.NDArray[np.vo
     return data.view(f"V{(high - low) // (stop - start)}")
 
 
-def _varying_blocks(entries: SstEntries, start: int, stop: int, loops: KeyLoops) -> DataBlocks:
+def _varying_blocks(entries: SstEntries, start: int, stop: int) -> DataBlocks:
     key_starts = entries.keys.offsets[start:stop]
     key_sizes = entries.keys.offsets[start + 1 : stop + 1] - key_starts
     value_starts = entries.values.offsets[start:stop]
@@ -202,10 +202,10 @@ def _varying_blocks(entries: SstEntries, start: int, stop: int, loops: KeyLoops)
     _write_varints(data, positions + 1, stored_sizes, key_digits)
     _write_varints(data, positions + 1 + key_digits, value_sizes, value_digits)
     keys_at = positions + headers
-    loops.copy_ranges(entries.keys.data, key_starts, data, keys_at, key_sizes)
+    LOOPS.copy_ranges(entries.keys.data, key_starts, data, keys_at, key_sizes)
     data[keys_at + key_sizes] = key_type
     values_at = keys_at + stored_sizes
-    loops.copy_ranges(entries.values.data, value_starts, data, values_at, value_sizes)
+    LOOPS.copy_ranges(entries.values.data, value_starts, data, values_at, value_sizes)
     rank = np.arange(len(blocks)) - np.repeat(first_rows, counts)
     restarts = np.flatnonzero(rank % _RESTART_INTERVAL == 0)
     tails_at = starts[:-1] + entry_bytes

@@ -26,7 +26,6 @@ import numpy as np
 import xxhash
 
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
-from penstock.storage.key_encoding import KeyLoops
 from penstock.storage.key_types import ByteArray, Int64Array
 from taskmanager.state.rocksdb.sst_blocks import (
     KEY_TRAILER_BYTES,
@@ -50,14 +49,14 @@ _XXH64: Final = 3
 _CHECKSUM_BYTES: Final = 4
 
 
-def sst_file(entries: SstEntries, loops: KeyLoops) -> Iterator[bytes | memoryview]:
+def sst_file(entries: SstEntries) -> Iterator[bytes | memoryview]:
     """The bytes of the file that holds at least one entry, in parts."""
     count = len(entries.keys)
     assert count, "an SST file holds at least one entry"
     last_rows, positions, sizes = [], [], []
     position = 0
     for start in range(0, count, CHUNK_ENTRIES):
-        part = data_blocks(entries, start, min(start + CHUNK_ENTRIES, count), loops)
+        part = data_blocks(entries, start, min(start + CHUNK_ENTRIES, count))
         last_rows.append(part.last_rows)
         positions.append(part.starts[:-1] + position)
         sizes.append(np.diff(part.starts) - len(TRAILER))
@@ -68,7 +67,6 @@ def sst_file(entries: SstEntries, loops: KeyLoops) -> Iterator[bytes | memoryvie
         np.concatenate(last_rows),
         np.concatenate(positions),
         np.concatenate(sizes),
-        loops,
     )
     index_handle = varint(position) + varint(len(index))
     yield _sealed(index)

@@ -24,7 +24,6 @@ from typing_extensions import override
 from penstock.storage.entries.file_names import BACKEND, FORMAT_VERSION
 from penstock.storage.entries.run_states import COLUMN_PREFIX, ENDS
 from penstock.storage.run_columns import TIMER_KIND
-from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.backend import (
     NO_NAMESPACE,
     BackendEnvironment,
@@ -82,7 +81,7 @@ class RocksDBStateBackend(KeyedStateBackend):
         owner = f"{environment.operator_name} (uid {environment.operator_uid})"
         super().__init__(environment, owner)
         self._slot_memory = slot_memory(environment.memory)
-        opened = open_state(environment, self._key_groups, self._slot_memory, process_kernels())
+        opened = open_state(environment, self._key_groups, self._slot_memory)
         self._database, self._ledger = opened.database, opened.ledger
         self._queue = WriteQueue(self._database)
         self._snapshots: dict[int, BackendSnapshot] = {}

@@ -27,7 +27,6 @@ from penstock.storage.entries.timer_entries import decoded_timers, timer_entries
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import RecordTable, Rows, distinct, encode_keys
-from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.kernels.record_versions import RecordExport
 from taskmanager.state.hashmap.timer_table import HashMapTimerTable
 from taskmanager.state.key_batches import concatenated_keys
@@ -174,9 +173,8 @@ class StoredTimerTable(HashMapTimerTable, SpilledTable):
 
     def _scan(self) -> Iterator[tuple[KeyBatch, Int64Array, bytes]]:
         """The timers of the database behind the head, in parts, each with its last entry."""
-        loops = process_kernels()
         for names, _ in self._home.reader.scan(self._read_from, self._end, PART_ROWS):
-            keys, times = decoded_timers(self._plain_types, names, loops)
+            keys, times = decoded_timers(self._plain_types, names)
             yield keys, times, names[-1]
 
     def _entries(self, timers: RecordTable, export: RecordExport) -> list[SstEntries]:

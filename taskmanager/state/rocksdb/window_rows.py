@@ -25,7 +25,6 @@ from penstock.storage.entries.row_entries import key_prefixes, row_entries, row_
 from penstock.storage.entries.row_values import check_storable, decoded_values, encoded_values
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array
-from taskmanager.kernels.backend import kernels as process_kernels
 from taskmanager.state.batch_parts import in_parts_with
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.partitions import Partition
@@ -148,7 +147,6 @@ class StoredRowTable(RowTable, SpilledTable):
 
     def entries_of(self, batches: list[pa.RecordBatch], sequences: list[Int64Array]) -> SstEntries:
         """Rows as entries; on any thread."""
-        loops = process_kernels()
         hashes = np.concatenate([self._keyed.hashes(batch) for batch in batches])
         columns = [
             pa.concat_arrays([batch.column(index) for batch in batches])
@@ -158,9 +156,8 @@ class StoredRowTable(RowTable, SpilledTable):
             self.partition,
             hashes,
             np.concatenate(sequences),
-            encoded_values(columns, loops),
+            encoded_values(columns),
             self._home.max_parallelism,
-            loops,
         )
 
     @property
@@ -186,7 +183,7 @@ class StoredRowTable(RowTable, SpilledTable):
         self, parts: Iterator[tuple[list[bytes], list[bytes]]]
     ) -> Iterator[tuple[pa.RecordBatch, Int64Array]]:
         """The rows of entries that are not in memory."""
-        schema, loops, end = self._descriptor.schema, process_kernels(), self._end
+        schema, end = self._descriptor.schema, self._end
         for names, values in parts:
             if not names:
                 continue
@@ -196,5 +193,5 @@ class StoredRowTable(RowTable, SpilledTable):
                 sequence = sequence[rows]
                 values = [values[row] for row in rows.tolist()]
             if len(sequence):
-                columns = decoded_values(schema.types, ByteStrings.of(values), loops)
+                columns = decoded_values(schema.types, ByteStrings.of(values))
                 yield pa.RecordBatch.from_arrays(columns, schema=schema), sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.storage.hashing import GOLDEN, MIX_1, mix
+from penstock.storage.key_loops import GOLDEN, MIX_1, mix
 from penstock.storage.key_types import Int64Array, UInt64Array
 
 

@@ -1,6 +1,6 @@
 """The numpy implementation of ``compiled.Kernels``, the oracle of the compiled one: same results, slower."""
 
-from penstock.storage.key_encoding import NUMPY_KEY_LOOPS
+from penstock.storage.key_loops import copy_ranges, hash_bytes, hash_words, write_strings
 from tests.support.kernel_twins.chains import extend_chains, read_chains
 from tests.support.kernel_twins.checksum import add_word_bits, weighted_sum
 from tests.support.kernel_twins.pairs import add_pairs, place_pairs
@@ -75,8 +75,3 @@ __all__ = [
     "weighted_sum",
     "write_strings",
 ]
-
-hash_words = NUMPY_KEY_LOOPS.hash_words
-hash_bytes = NUMPY_KEY_LOOPS.hash_bytes
-copy_ranges = NUMPY_KEY_LOOPS.copy_ranges
-write_strings = NUMPY_KEY_LOOPS.write_strings

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.storage.key_encoding import NUMPY_KEY_LOOPS, bounds_of
+from penstock.storage.key_encoding import bounds_of
+from penstock.storage.key_loops import copy_ranges
 from penstock.storage.key_types import BoolArray, ByteArray, Int64Array, UInt64Array
 from taskmanager.kernels.layout import (
     ARENA_HEADER_BYTES,
@@ -160,9 +161,9 @@ def upsert_bytes(
     headers = lengths.astype("<i8").view(np.uint8)
     widths = np.full(len(lengths), ARENA_HEADER_BYTES, dtype=np.int64)
     header_starts = np.arange(len(lengths), dtype=np.int64) * ARENA_HEADER_BYTES
-    NUMPY_KEY_LOOPS.copy_ranges(headers, header_starts, arena, bounds[:-1], widths)
+    copy_ranges(headers, header_starts, arena, bounds[:-1], widths)
     targets = bounds[:-1] + ARENA_HEADER_BYTES
-    NUMPY_KEY_LOOPS.copy_ranges(data, offsets[new_rows], arena, targets, lengths)
+    copy_ranges(data, offsets[new_rows], arena, targets, lengths)
     slots[missing] = new_slots[group]
     _stamp(slots, records, version_column, version)
     return len(hashes)
@@ -347,7 +348,7 @@ def _arena_lengths(arena: ByteArray, positions: Int64Array) -> Int64Array:
     lengths = np.empty(len(positions) * ARENA_HEADER_BYTES, dtype=np.uint8)
     targets = np.arange(len(positions), dtype=np.int64) * ARENA_HEADER_BYTES
     widths = np.full(len(positions), ARENA_HEADER_BYTES, dtype=np.int64)
-    NUMPY_KEY_LOOPS.copy_ranges(arena, positions, lengths, targets, widths)
+    copy_ranges(arena, positions, lengths, targets, widths)
     return lengths.view("<i8").astype(np.int64)
 
 
@@ -368,9 +369,9 @@ def _equal_keys(
     bounds = bounds_of(lengths)
     left = np.empty(int(bounds[-1]), dtype=np.uint8)
     right = np.empty(int(bounds[-1]), dtype=np.uint8)
-    NUMPY_KEY_LOOPS.copy_ranges(data, offsets[rows[pairs]], left, bounds[:-1], lengths)
+    copy_ranges(data, offsets[rows[pairs]], left, bounds[:-1], lengths)
     starts = positions[pairs] + ARENA_HEADER_BYTES
-    NUMPY_KEY_LOOPS.copy_ranges(arena, starts, right, bounds[:-1], lengths)
+    copy_ranges(arena, starts, right, bounds[:-1], lengths)
     # Encoded keys are never empty, so every segment has a byte.
     equal[pairs] = np.logical_and.reduceat(left == right, bounds[:-1])
     return equal

@@ -48,9 +48,9 @@ def canonical(key: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(("nan" if math.isnan(v) else v + 0.0) if isinstance(v, float) else v for v in key)
 
 
-def key_batch(types: list[pa.DataType], rows: list[tuple[Any, ...]], kernels: Kernels) -> KeyBatch:
+def key_batch(types: list[pa.DataType], rows: list[tuple[Any, ...]]) -> KeyBatch:
     columns = [pa.array([row[i] for row in rows], type_) for i, type_ in enumerate(types)]
-    return encode_keys(columns, kernels)
+    return encode_keys(columns)
 
 
 def key_list(columns: list[pa.Array]) -> list[tuple[Any, ...]]:
@@ -129,12 +129,12 @@ def test_accumulate_against_a_dict(
 ) -> None:
     name, kinds, batched = case
     types = KEY_POOLS[name][0]
-    table = RecordTable(types, kinds, kernels=kernels)
+    table = RecordTable(types, kinds)
     expected: dict[Any, list[Any]] = {}
     for rows in batched:
         values, valid = columns_of(kinds, rows)
-        target = RecordTable(types, kinds, kernels=kernels) if merged else table
-        target.accumulate(key_batch(types, [row[0] for row in rows], kernels), values, valid)
+        target = RecordTable(types, kinds) if merged else table
+        target.accumulate(key_batch(types, [row[0] for row in rows]), values, valid)
         if merged:
             table.merge_rows(target.rows())
         table.resize(len(table) + room)
@@ -180,10 +180,10 @@ class Model:
 @given(name=st.sampled_from(sorted(KEY_POOLS)), data=st.data())
 def test_dense_indices_against_a_dict(kernels: Kernels, name: str, data: st.DataObject) -> None:
     types, keys = KEY_POOLS[name]
-    table, model = RecordTable(types, [], with_index=True, kernels=kernels), Model()
+    table, model = RecordTable(types, [], with_index=True), Model()
     for _ in range(data.draw(st.integers(1, 5))):
         rows = data.draw(st.lists(keys, max_size=60))
-        batch = key_batch(types, rows, kernels)
+        batch = key_batch(types, rows)
         if data.draw(st.booleans()):
             found = table.lookup_or_insert(batch)
             assert found.tolist() == [model.insert(canonical(row)) for row in rows]
@@ -209,18 +209,18 @@ def test_growth_removal_and_clear(kernels: Kernels, as_text: bool) -> None:
     numbers = generator.integers(-(2**62), 2**62, 6000)
     texts = [f"{n}-{'x' * (i % 40)}" for i, n in enumerate(numbers.tolist())]
     everything = pa.array(texts if as_text else numbers)
-    table = RecordTable([everything.type], [Kind.COUNT, Kind.SUM_INT64], kernels=kernels)
+    table = RecordTable([everything.type], [Kind.COUNT, Kind.SUM_INT64])
     ones = np.ones(1500, dtype=np.int64)
     for start in (0, 1500, 3000, 4500, 0):
-        batch = encode_keys([everything[start : start + 1500]], kernels)
+        batch = encode_keys([everything[start : start + 1500]])
         table.accumulate(batch, [None, ones], [None, None])
-    removed = encode_keys([everything[1000:5500]], kernels)
+    removed = encode_keys([everything[1000:5500]])
     table.remove(removed)
     table.remove(removed)
     kept = everything[:1000].to_pylist() + everything[5500:].to_pylist()
     expected = {(key,): [2 if i < 1000 else 1] * 2 for i, key in enumerate(kept)}
     assert as_dict(table) == expected
-    gathered = table.gather(encode_keys([everything[500:1500]], kernels))
+    gathered = table.gather(encode_keys([everything[500:1500]]))
     assert gathered.present.tolist() == [True] * 500 + [False] * 500
     assert gathered.accumulators[1][:500].tolist() == [2] * 500
     before = table.memory_bytes()
@@ -229,18 +229,18 @@ def test_growth_removal_and_clear(kernels: Kernels, as_text: bool) -> None:
     assert table.keys()[0].to_pylist() == []
     table.clear()
     assert table.memory_bytes() < before / 10
-    table.accumulate(encode_keys([everything[:3]], kernels), [None, ones[:3]], [None, None])
+    table.accumulate(encode_keys([everything[:3]]), [None, ones[:3]], [None, None])
     assert len(table) == 3
 
 
 @both
 @pytest.mark.parametrize("count", [10, 700, 1100])
 def test_room_is_made_for_little_more_than_the_keys_that_come(kernels: Kernels, count: int) -> None:
-    table = RecordTable([pa.int64()], [Kind.COUNT], kernels=kernels)
+    table = RecordTable([pa.int64()], [Kind.COUNT])
     table.reserve(count)
     capacity = table.capacity
     assert capacity <= 64 + count * 1.8
-    table.accumulate(encode_keys([pa.array(range(count))], kernels), [None], [None])
+    table.accumulate(encode_keys([pa.array(range(count))]), [None], [None])
     assert table.capacity == capacity
     assert len(table) == count
 
@@ -250,26 +250,26 @@ def test_removal_keeps_displaced_records_reachable(kernels: Kernels) -> None:
     generator = np.random.default_rng(5)
     for _ in range(30):
         keys = generator.permutation(200)[:38]  # 64 slots: long runs of neighbours
-        table = RecordTable([pa.int64()], [Kind.SUM_INT64], kernels=kernels)
-        table.accumulate(encode_keys([pa.array(keys)], kernels), [keys], [None])
-        table.remove(encode_keys([pa.array(keys[::3])], kernels))
+        table = RecordTable([pa.int64()], [Kind.SUM_INT64])
+        table.accumulate(encode_keys([pa.array(keys)]), [keys], [None])
+        table.remove(encode_keys([pa.array(keys[::3])]))
         kept = np.setdiff1d(keys, keys[::3])
-        gathered = table.gather(encode_keys([pa.array(kept)], kernels))
+        gathered = table.gather(encode_keys([pa.array(kept)]))
         assert gathered.present.all()
         assert gathered.accumulators[0].tolist() == kept.tolist()
-        assert not table.contains(encode_keys([pa.array(keys[::3])], kernels)).any()
+        assert not table.contains(encode_keys([pa.array(keys[::3])])).any()
 
 
 @both
 def test_validity_appears_with_the_first_invalid_row(kernels: Kernels) -> None:
-    table = RecordTable([pa.string()], [Kind.MAX_INT64, Kind.COUNT], kernels=kernels)
-    batch = encode_keys([pa.array(["a", "b"])], kernels)
+    table = RecordTable([pa.string()], [Kind.MAX_INT64, Kind.COUNT])
+    batch = encode_keys([pa.array(["a", "b"])])
     table.accumulate(batch, [np.array([1, 2]), None], [np.array([True, True]), None])
     assert table.rows().validity == [None, None]
-    batch = encode_keys([pa.array(["b", "c"])], kernels)
+    batch = encode_keys([pa.array(["b", "c"])])
     table.accumulate(batch, [np.array([9, 9]), None], [np.array([False, False]), None])
     assert as_dict(table) == {("a",): [1, 1], ("b",): [2, 2], ("c",): [None, 1]}
-    gathered = table.gather(encode_keys([pa.array(["c", "a"])], kernels))
+    gathered = table.gather(encode_keys([pa.array(["c", "a"])]))
     assert gathered.validity[0] is not None
     assert gathered.validity[0].tolist() == [False, True]
 
@@ -277,10 +277,10 @@ def test_validity_appears_with_the_first_invalid_row(kernels: Kernels) -> None:
 @both
 def test_many_accumulators_share_seen_words(kernels: Kernels) -> None:
     kinds = [Kind.MIN_INT64] * 130
-    table = RecordTable([pa.int64()], kinds, kernels=kernels)
+    table = RecordTable([pa.int64()], kinds)
     values = [np.array([j]) for j in range(130)]
     valid = [np.array([j % 2 == 0]) for j in range(130)]
-    table.accumulate(encode_keys([pa.array([7])], kernels), values, valid)
+    table.accumulate(encode_keys([pa.array([7])]), values, valid)
     assert as_dict(table) == {(7,): [j if j % 2 == 0 else None for j in range(130)]}
 
 
@@ -288,10 +288,10 @@ def test_many_accumulators_share_seen_words(kernels: Kernels) -> None:
 def test_overflow_is_found_at_its_row(kernels: Kernels) -> None:
     top = 2**63 - 1
     for first, values, row in ((top, [0, 1], 1), (-top - 1, [5, -6], 1), (0, [top, -1, 2], 2)):
-        table = RecordTable([pa.int64()], [Kind.COUNT, Kind.SUM_INT64], kernels=kernels)
-        one = encode_keys([pa.array([3])], kernels)
+        table = RecordTable([pa.int64()], [Kind.COUNT, Kind.SUM_INT64])
+        one = encode_keys([pa.array([3])])
         table.accumulate(one, [None, np.array([first])], [None, None])
-        batch = encode_keys([pa.array([3] * len(values))], kernels)
+        batch = encode_keys([pa.array([3] * len(values))])
         with pytest.raises(AccumulatorOverflowError, match="leaves the range of int64") as caught:
             table.accumulate(batch, [None, np.array(values)], [None, None])
         assert (caught.value.accumulator, caught.value.row) == (1, row)
@@ -299,9 +299,9 @@ def test_overflow_is_found_at_its_row(kernels: Kernels) -> None:
 
 @both
 def test_sums_up_to_the_bounds_are_exact(kernels: Kernels) -> None:
-    table = RecordTable([pa.int64()], [Kind.SUM_INT64], kernels=kernels)
+    table = RecordTable([pa.int64()], [Kind.SUM_INT64])
     values = np.array([2**63 - 1, -(2**63 - 1), -(2**63)])
-    table.accumulate(encode_keys([pa.array([1, 1, 1])], kernels), [values], [None])
+    table.accumulate(encode_keys([pa.array([1, 1, 1])]), [values], [None])
     assert as_dict(table) == {(1,): [-(2**63)]}
 
 
@@ -311,7 +311,7 @@ def test_sums_up_to_the_bounds_are_exact(kernels: Kernels) -> None:
 def test_distinct_against_a_dict(kernels: Kernels, name: str, data: st.DataObject) -> None:
     types, keys = KEY_POOLS[name]
     rows = data.draw(st.lists(keys, max_size=60))
-    first, inverse = distinct(key_batch(types, rows, kernels), kernels)
+    first, inverse = distinct(key_batch(types, rows))
     ordinals: dict[Any, int] = {}
     expected = [ordinals.setdefault(canonical(row), len(ordinals)) for row in rows]
     assert inverse.tolist() == expected
@@ -320,21 +320,21 @@ def test_distinct_against_a_dict(kernels: Kernels, name: str, data: st.DataObjec
 
 @both
 def test_equal_hashes_of_different_keys_stay_apart(kernels: Kernels) -> None:
-    batch = encode_keys([pa.array(["left", "right", "left"])], kernels)
+    batch = encode_keys([pa.array(["left", "right", "left"])])
     collided = KeyBatch(
-        batch.types, kernels, None, None, batch.data, batch.offsets, np.full(3, 5, np.uint64)
+        batch.types, None, None, batch.data, batch.offsets, np.full(3, 5, np.uint64)
     )
-    table = RecordTable([pa.string()], [Kind.COUNT], with_index=True, kernels=kernels)
+    table = RecordTable([pa.string()], [Kind.COUNT], with_index=True)
     assert table.lookup_or_insert(collided).tolist() == [0, 1, 0]
-    assert distinct(collided, kernels)[1].tolist() == [0, 1, 0]
+    assert distinct(collided)[1].tolist() == [0, 1, 0]
     table.remove(collided.slice(0, 1))
     assert table.lookup(collided).tolist() == [-1, 1, -1]
 
 
 @both
 def test_wrong_arguments_are_refused(kernels: Kernels) -> None:
-    table = RecordTable([pa.int64()], [Kind.SUM_INT64], kernels=kernels)
-    batch = encode_keys([pa.array([1, 2])], kernels)
+    table = RecordTable([pa.int64()], [Kind.SUM_INT64])
+    batch = encode_keys([pa.array([1, 2])])
     with pytest.raises(ValueError, match="1 accumulators, but 0 value"):
         table.accumulate(batch, [], [])
     with pytest.raises(ValueError, match="batch of 2 keys"):
@@ -344,16 +344,16 @@ def test_wrong_arguments_are_refused(kernels: Kernels) -> None:
     with pytest.raises(TypeError, match="Cannot cast"):
         table.accumulate(batch, [np.array([1.5, 2.5])], [None])
     with pytest.raises(TypeError, match="holds fixed-width keys"):
-        table.contains(encode_keys([pa.array(["a"])], kernels))
-    texts = RecordTable([pa.string()], [], kernels=kernels)
+        table.contains(encode_keys([pa.array(["a"])]))
+    texts = RecordTable([pa.string()], [])
     with pytest.raises(TypeError, match="holds byte keys"):
         texts.contains(batch)
 
 
 @both
 def test_read_only_strided_and_narrow_values_are_taken(kernels: Kernels) -> None:
-    table = RecordTable([pa.int64()], [Kind.SUM_INT64, Kind.MAX_FLOAT64], kernels=kernels)
-    batch = encode_keys([pa.array([1, 1, 2])], kernels)
+    table = RecordTable([pa.int64()], [Kind.SUM_INT64, Kind.MAX_FLOAT64])
+    batch = encode_keys([pa.array([1, 1, 2])])
     matrix = np.arange(6, dtype=np.float64).reshape(3, 2)
     table.accumulate(batch, [np.array([1, 2, 3], np.int8), matrix[:, 1]], [None, None])
     table.accumulate(

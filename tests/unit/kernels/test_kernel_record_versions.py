@@ -19,11 +19,16 @@ from hypothesis import strategies as st
 
 from penstock.storage.key_encoding import KeyBatch, encode_keys
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, record_versions
+from taskmanager.kernels.compiled import Kernels
 from taskmanager.kernels.layout import EMPTY_WORD
 from taskmanager.kernels.record_versions import RecordExport, ReleasedError
 from tests.support.examples import examples
 from tests.support.kernel_twins.implementations import load
 
+IMPLEMENTATIONS = [
+    pytest.param(load(compiled=True), id="compiled"),
+    pytest.param(load(compiled=False), id="numpy"),
+]
 KINDS = [AccumulatorKind.COUNT, AccumulatorKind.SUM_INT64]
 Content = dict[Any, tuple[int, int | None]]
 
@@ -96,17 +101,16 @@ OPERATIONS = st.lists(
 )
 
 
-@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("kernels", IMPLEMENTATIONS)
 @pytest.mark.parametrize("with_index", [True, False])
 @pytest.mark.parametrize("pool", [FIXED, STRINGS], ids=["fixed", "strings"])
 @examples(60)
 @given(operations=OPERATIONS)
 def test_exports_give_the_content_at_their_seal(
-    compiled: bool, with_index: bool, pool: list[Any], operations: list[tuple[Any, ...]]
+    kernels: Kernels, with_index: bool, pool: list[Any], operations: list[tuple[Any, ...]]
 ) -> None:
-    kernels = load(compiled=compiled)
     type_ = pa.int64() if pool is FIXED else pa.string()
-    table = RecordTable([type_], KINDS, with_index=with_index, with_versions=True, kernels=kernels)
+    table = RecordTable([type_], KINDS, with_index=with_index, with_versions=True)
     table.resize(67)  # any size will do
     content: Content = {}
     sealed: dict[int, Content] = {0: {}}
@@ -114,7 +118,7 @@ def test_exports_give_the_content_at_their_seal(
     for operation, *arguments in operations:
         if operation in ("add", "remove"):
             keys = [pool[index] for index in arguments[0]]
-            batch = encode_keys([pa.array(keys, type_)], kernels)
+            batch = encode_keys([pa.array(keys, type_)])
             if operation == "remove":
                 table.remove(batch)
                 for key in keys:
@@ -147,7 +151,7 @@ def test_exports_give_the_content_at_their_seal(
 
 
 def test_sealing_touches_no_record() -> None:
-    table = RecordTable([pa.int64()], KINDS, with_versions=True, kernels=load(compiled=False))
+    table = RecordTable([pa.int64()], KINDS, with_versions=True)
     keys = encode_keys([pa.array(range(1000))])
     table.accumulate(keys, [None, np.arange(1000)], [None, None])
     before = table._slots.records.copy()
@@ -198,11 +202,10 @@ def test_tombstones_are_forgotten_and_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert [len(batch) for batch in fifth.tombstones] == [9]
 
 
-@pytest.mark.parametrize("is_compiled", [True, False])
-def test_restored_numbers_are_those_of_their_kind(is_compiled: bool) -> None:
+@pytest.mark.parametrize("kernels", IMPLEMENTATIONS)
+def test_restored_numbers_are_those_of_their_kind(kernels: Kernels) -> None:
     kinds = [AccumulatorKind.COUNT, AccumulatorKind.SUM_FLOAT64, AccumulatorKind.MAX_UINT64]
-    kernels = load(compiled=is_compiled)
-    table = RecordTable([pa.int64()], kinds, with_versions=True, kernels=kernels)
+    table = RecordTable([pa.int64()], kinds, with_versions=True)
     keys = encode_keys([pa.array([5, None, -7])])
     huge = 2**64 - 1
     numbers: list[Any] = [

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from taskmanager.kernels.compiled import Kernels
 from taskmanager.kernels.row_checksum import CHECKSUM_MODULUS, rows_checksum
-from tests.support.kernel_twins.implementations import load
+from tests.support.kernel_twins.implementations import load, using
 
 IMPLEMENTATIONS = {"compiled": load(compiled=True), "numpy": load(compiled=False)}
 both = pytest.mark.parametrize("kernels", IMPLEMENTATIONS.values(), ids=list(IMPLEMENTATIONS))
@@ -65,11 +65,11 @@ def batch_of(*columns: pa.Array) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(columns), [f"c{index}" for index in range(len(columns))])
 
 
-def summed(pieces: Sequence[pa.RecordBatch], first_row: int, kernels: Kernels | None = None) -> int:
+def summed(pieces: Sequence[pa.RecordBatch], first_row: int) -> int:
     """Checksums of pieces that follow each other, added up."""
     total = 0
     for piece in pieces:
-        total += rows_checksum(piece, first_row, kernels=kernels)
+        total += rows_checksum(piece, first_row)
         first_row += piece.num_rows
     return total % CHECKSUM_MODULUS
 
@@ -79,8 +79,9 @@ def test_every_type_every_cut(name: str) -> None:
     batch = batch_of(pa.array(range(5)), COLUMNS[name])
     whole = rows_checksum(batch, 1000)
     for kernels in IMPLEMENTATIONS.values():
-        for cut in range(6):
-            assert summed([batch.slice(0, cut), batch.slice(cut)], 1000, kernels) == whole
+        with using(kernels):
+            for cut in range(6):
+                assert summed([batch.slice(0, cut), batch.slice(cut)], 1000) == whole
     copied = (
         pa.ipc.read_record_batch(batch_of(*batch.columns).serialize(), batch.schema)
         if (name != "dictionary")
@@ -124,7 +125,7 @@ def test_layouts_of_the_same_values_agree() -> None:
 @both
 def test_floats_count_by_their_bits(kernels: Kernels) -> None:
     patterns = [0, 1 << 63, 0x7FF8000000000000, 0x7FF8000000000001, 0xFFF8000000000000]
-    found = {rows_checksum(batch_of(floats(pattern)), 0, kernels=kernels) for pattern in patterns}
+    found = {rows_checksum(batch_of(floats(pattern)), 0) for pattern in patterns}
     assert len(found) == len(patterns)
 
 
@@ -135,15 +136,15 @@ def test_what_lies_under_a_null_does_not_count(kernels: Kernels) -> None:
     for hidden in (0, 17):
         data = pa.py_buffer(struct.pack("<3q", 1, hidden, 3))
         column = pa.Array.from_buffers(pa.int64(), 3, [validity, data])
-        found.add(rows_checksum(batch_of(column), 0, kernels=kernels))
+        found.add(rows_checksum(batch_of(column), 0))
     assert len(found) == 1
 
 
 @both
 def test_columns_are_not_interchangeable(kernels: Kernels) -> None:
     one, two = pa.array([1, 2, 3]), pa.array([4, 5, 6])
-    first = rows_checksum(batch_of(one, two), 0, kernels=kernels)
-    assert first != rows_checksum(batch_of(two, one), 0, kernels=kernels)
+    first = rows_checksum(batch_of(one, two), 0)
+    assert first != rows_checksum(batch_of(two, one), 0)
 
 
 def test_no_rows_and_no_columns() -> None:
@@ -177,7 +178,9 @@ def test_cuts_do_not_matter(
     for cuts in (left, right):
         bounds = [0, *sorted(min(cut, len(rows)) for cut in cuts), len(rows)]
         pieces = [batch.slice(a, b - a) for a, b in itertools.pairwise(bounds)]
-        found += [summed(pieces, first_row, kernels) for kernels in IMPLEMENTATIONS.values()]
+        for kernels in IMPLEMENTATIONS.values():
+            with using(kernels):
+                found.append(summed(pieces, first_row))
     assert len(set(found)) == 1
 
 

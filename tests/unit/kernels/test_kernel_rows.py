@@ -32,7 +32,7 @@ SIZES = st.one_of(st.integers(1, 20), st.integers(1, 2**40))
 @both
 @given(values=st.lists(TIMES), size=SIZES, offset=st.integers(-30, 30))
 def test_slice_starts_floor(kernels: Kernels, values: list[int], size: int, offset: int) -> None:
-    starts = slice_starts(np.array(values, dtype=np.int64), size, offset, kernels=kernels)
+    starts = slice_starts(np.array(values, dtype=np.int64), size, offset)
     assert starts.tolist() == [offset + (v - offset) // size * size for v in values]
     assert starts.tolist() == [slice_start(v, size, offset) for v in values]
 
@@ -41,7 +41,7 @@ def test_slice_starts_floor(kernels: Kernels, values: list[int], size: int, offs
 @given(values=st.lists(TIMES, min_size=1), size=SIZES, offset=st.integers(-30, 30))
 def test_split_by_slice(kernels: Kernels, values: list[int], size: int, offset: int) -> None:
     times = np.array(values, dtype=np.int64)
-    split = split_by_slice(times, size, offset, kernels=kernels)
+    split = split_by_slice(times, size, offset)
     expected: dict[int, list[int]] = {}
     for row, value in enumerate(values):
         expected.setdefault(slice_start(value, size, offset), []).append(row)
@@ -53,15 +53,15 @@ def test_split_by_slice(kernels: Kernels, values: list[int], size: int, offset: 
     assert found == expected
     assert list(found) == sorted(expected)
     assert (split.order is None) == (len(expected) == 1)
-    assert slice_span(times, size, offset, kernels=kernels) == (min(expected), max(expected))
-    assert time_bounds(times, kernels=kernels) == (min(values), max(values))
+    assert slice_span(times, size, offset) == (min(expected), max(expected))
+    assert time_bounds(times) == (min(values), max(values))
 
 
 @both
 @given(channels=st.lists(st.integers(0, 9)), extra=st.integers(0, 300))
 def test_partition_order_is_stable(kernels: Kernels, channels: list[int], extra: int) -> None:
     owners = np.array(channels, dtype=np.uint16)
-    order, bounds = partition_order(owners, 10 + extra, kernels=kernels)
+    order, bounds = partition_order(owners, 10 + extra)
     assert order.tolist() == sorted(range(len(channels)), key=channels.__getitem__)
     for channel in range(10):
         rows = order[bounds[channel] : bounds[channel + 1]]
@@ -72,13 +72,13 @@ def test_partition_order_is_stable(kernels: Kernels, channels: list[int], extra:
 @both
 def test_wrong_arguments_are_refused(kernels: Kernels) -> None:
     with pytest.raises(ValueError, match="row 1 goes to channel 5, but there are 3"):
-        partition_order(np.array([0, 5]), 3, kernels=kernels)
+        partition_order(np.array([0, 5]), 3)
     with pytest.raises(ValueError, match="0 channels"):
-        partition_order(np.array([0]), 0, kernels=kernels)
+        partition_order(np.array([0]), 0)
     with pytest.raises(ValueError, match="must be positive"):
-        slice_starts(np.array([1]), 0, kernels=kernels)
+        slice_starts(np.array([1]), 0)
     with pytest.raises(ValueError, match="no timestamps"):
-        time_bounds(np.empty(0, dtype=np.int64), kernels=kernels)
+        time_bounds(np.empty(0, dtype=np.int64))
 
 
 def test_many_channels_of_wide_owners() -> None:

@@ -16,7 +16,7 @@ from penstock.errors import JobRejected
 from penstock.storage.hashing import hash_columns
 from penstock.storage.key_encoding import decode_keys, encode_keys
 from tests.support.examples import examples
-from tests.support.kernel_twins.implementations import load
+from tests.support.kernel_twins.implementations import load, using
 
 LOOPS = [load(compiled=True), load(compiled=False)]
 TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -72,21 +72,22 @@ def test_round_trip_and_equality(columns: list[pa.Array], data: st.DataObject) -
     rows = len(expected)
     encodings = []
     for loops in LOOPS:
-        batch = encode_keys(columns, loops)
-        assert len(batch) == rows
-        back = batch.to_arrays()
-        assert [array.type for array in back] == [column.type for column in columns]
-        assert [repr(row) for row in tuples(back)] == [repr(row) for row in expected]
-        assert batch.hashes.tolist() == hash_columns(columns).tolist()
-        encodings.append([batch.to_bytes(row) for row in range(rows)])
-        if rows:
-            picked = np.array(data.draw(st.lists(st.integers(0, rows - 1))), dtype=np.int64)
-            taken = batch.take(picked)
-            assert tuples(taken.to_arrays()) == [expected[row] for row in picked]
-            assert taken.hashes.tolist() == batch.hashes[picked].tolist()
-            part = batch.slice(1, rows)
-            assert tuples(part.to_arrays()) == expected[1:]
-            assert part.hashes.tolist() == batch.hashes[1:].tolist()
+        with using(loops):
+            batch = encode_keys(columns)
+            assert len(batch) == rows
+            back = batch.to_arrays()
+            assert [array.type for array in back] == [column.type for column in columns]
+            assert [repr(row) for row in tuples(back)] == [repr(row) for row in expected]
+            assert batch.hashes.tolist() == hash_columns(columns).tolist()
+            encodings.append([batch.to_bytes(row) for row in range(rows)])
+            if rows:
+                picked = np.array(data.draw(st.lists(st.integers(0, rows - 1))), dtype=np.int64)
+                taken = batch.take(picked)
+                assert tuples(taken.to_arrays()) == [expected[row] for row in picked]
+                assert taken.hashes.tolist() == batch.hashes[picked].tolist()
+                part = batch.slice(1, rows)
+                assert tuples(part.to_arrays()) == expected[1:]
+                assert part.hashes.tolist() == batch.hashes[1:].tolist()
     assert encodings[0] == encodings[1]
     for left in range(rows):
         for right in range(left):

@@ -19,7 +19,7 @@ from penstock.errors import JobRejected
 from penstock.storage.hashing import NULL_HASH, hash_columns
 from penstock.storage.key_types import check_key_types
 from tests.support.examples import examples
-from tests.support.kernel_twins.implementations import load
+from tests.support.kernel_twins.implementations import load, using
 
 MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -58,8 +58,10 @@ def decimal_hash(value: Decimal) -> int:
 
 def hashed(values: Any, type_: pa.DataType) -> list[int]:
     array = pa.array(values, type_)
-    plain = hash_columns([array]).tolist()
-    assert hash_columns([array], load(compiled=True)).tolist() == plain
+    with using(load(compiled=False)):
+        plain = hash_columns([array]).tolist()
+    with using(load(compiled=True)):
+        assert hash_columns([array]).tolist() == plain
     padded = pa.concat_arrays([array[:1], array])[1:]
     assert hash_columns([padded]).tolist() == plain, "the offset of a slice matters"
     return plain  # type: ignore[no-any-return]
@@ -194,9 +196,10 @@ def test_strings_follow_the_text_in_every_layout(values: list[str | None]) -> No
     for type_ in (pa.binary(), pa.large_binary(), pa.binary_view()):
         assert hash_columns([pa.array(encoded, type_)]).tolist() == expected
     for kernels in (load(compiled=True), load(compiled=False)):
-        assert hash_columns([pa.array(values, pa.string())], kernels).tolist() == expected
-        dictionary = pa.array(values, pa.string()).dictionary_encode()
-        assert hash_columns([dictionary], kernels).tolist() == expected
+        with using(kernels):
+            assert hash_columns([pa.array(values, pa.string())]).tolist() == expected
+            dictionary = pa.array(values, pa.string()).dictionary_encode()
+            assert hash_columns([dictionary]).tolist() == expected
 
 
 def test_fixed_size_binary_agrees_with_binary() -> None:

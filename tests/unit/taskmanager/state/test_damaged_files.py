@@ -26,7 +26,6 @@ from penstock.storage.run_reader import SegmentPlace, chain_batches
 from penstock.storage.run_writer import SegmentWriter
 from penstock.storage.snapshot_files import StoreSnapshotReader
 from taskmanager.kernels import AccumulatorKind, encode_keys
-from taskmanager.kernels.backend import kernels
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.descriptors import StateDescriptor, StateKind
 from taskmanager.state.memory import ManagedMemory
@@ -160,14 +159,14 @@ def test_rocksdb_refuses_a_damaged_file_of_ours(
 ) -> None:
     """The checksums of blocks are all there is: who restores has looked at those of whole objects, disks go on ageing."""
     content = entries(1500, is_uniform=is_uniform)
-    data = b"".join(bytes(part) for part in sst_file(content, kernels()))
+    data = b"".join(bytes(part) for part in sst_file(content))
     kept = len(data) - {"the footer": FOOTER_BYTES, "anywhere": len(data)}.get(where, 900)
     memory = SlotMemory(ManagedMemory(16 << 20))
     generator = random.Random(where)
     expected = None
     refused = 0
     for round_ in range(number_of(90)):
-        database = Database(directory / f"db-{round_}", directory / "in", memory, kernels())
+        database = Database(directory / f"db-{round_}", directory / "in", memory)
         path = directory / "incoming.sst"
         path.write_bytes(data[:kept] + damaged(data[kept:], generator) if round_ else data)
         try:

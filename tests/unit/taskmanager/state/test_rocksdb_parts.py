@@ -31,7 +31,6 @@ from penstock.storage.entries.entry_keys import (
 from penstock.storage.entries.entry_values import decoded_rows, encoded_rows
 from penstock.storage.key_groups import key_group_of
 from taskmanager.kernels import AccumulatorKind, encode_keys
-from taskmanager.kernels.backend import kernels
 from taskmanager.state.memory import ManagedMemory
 from taskmanager.state.rocksdb.cgroup_client import cgroup_memory_limit
 from taskmanager.state.rocksdb.database_store import Database
@@ -61,7 +60,7 @@ def entries_of(content: dict[bytes, bytes | None]) -> SstEntries:
 def test_rocksdb_reads_our_files_as_its_own(directory: Path, seed: int) -> None:
     generator = random.Random(seed)
     memory = SlotMemory(ManagedMemory(16 << 20))
-    database = Database(directory / "db", directory / "in", memory, kernels())
+    database = Database(directory / "db", directory / "in", memory)
     expected: dict[bytes, bytes] = {}
     for turn in range(4):
         content: dict[bytes, bytes | None] = {}
@@ -93,9 +92,9 @@ def test_a_file_of_several_chunks_is_whole(directory: Path) -> None:
     count = 100_000
     names = [number.to_bytes(4, "big") for number in range(count)]
     entries = SstEntries(ByteStrings.of(names), ByteStrings.of(names), None)
-    assert sum(1 for _ in sst_file(entries, kernels())) > 6
+    assert sum(1 for _ in sst_file(entries)) > 6
     memory = SlotMemory(ManagedMemory(16 << 20))
-    database = Database(directory / "db", directory / "in", memory, kernels())
+    database = Database(directory / "db", directory / "in", memory)
     database.ingest(entries)
     rows = [
         name for part, values in database.scan(b"", b"\xff" * 5) for name in part if part == values
@@ -107,7 +106,7 @@ def test_a_file_of_several_chunks_is_whole(directory: Path) -> None:
 @pytest.mark.parametrize("is_large", [False, True])
 def test_blocks_are_kept_where_the_cache_can_hold_all(directory: Path, is_large: bool) -> None:
     memory = SlotMemory(ManagedMemory(16 << 20))
-    database = Database(directory / "db", directory / "in", memory, kernels())
+    database = Database(directory / "db", directory / "in", memory)
     value_bytes = 2 * memory.block_cache_bytes // 1000 if is_large else 1000
     names = [number.to_bytes(4, "big") for number in range(1000)]
     values = [name * (value_bytes // 4) for name in names]
@@ -122,14 +121,14 @@ def test_blocks_are_kept_where_the_cache_can_hold_all(directory: Path, is_large:
 def test_a_block_that_has_changed_on_disk_is_never_read(directory: Path, bit: int) -> None:
     names = [number.to_bytes(4, "big") for number in range(3000)]
     entries = SstEntries(ByteStrings.of(names), ByteStrings.of(names), None)
-    data = bytearray(b"".join(bytes(part) for part in sst_file(entries, kernels())))
+    data = bytearray(b"".join(bytes(part) for part in sst_file(entries)))
     data[len(data) // 2] ^= (
         1 << bit
     )  # neither in the first block nor in the last: those are read at once
     changed = directory / "changed.sst"
     changed.write_bytes(data)
     memory = SlotMemory(ManagedMemory(16 << 20))
-    database = Database(directory / "db", directory / "in", memory, kernels())
+    database = Database(directory / "db", directory / "in", memory)
     options = rocksdict.IngestExternalFileOptions()
     database._rocks.ingest_external_file([str(changed)], options)
     with pytest.raises(StoreTransient, match="block checksum mismatch"):
@@ -159,7 +158,7 @@ def test_rocksdb_verifies_and_reads_any_file_of_ours(
         content = {key.ljust(300, b"\0"): bytes([key[0]]) * width for key in content}
     with fast_directory() as directory:
         memory = SlotMemory(ManagedMemory(16 << 20))
-        database = Database(directory / "db", directory / "in", memory, kernels())
+        database = Database(directory / "db", directory / "in", memory)
         database.ingest(entries_of(content))
         expected = sorted((key, value) for key, value in content.items() if value is not None)
         scanned = database.scan(b"", b"\xff" * 301)
@@ -199,7 +198,7 @@ def test_entry_keys_are_ordered_distinct_and_decodable(
     assert [found[row] for row in order] == sorted(found)
     rows = list(zip(*[column.to_pylist() for column in columns], strict=True))
     assert len(set(found)) == len(set(rows))
-    decoded = decoded_keys(types, names, kernels())
+    decoded = decoded_keys(types, names)
     assert [array.to_pylist() for array in decoded.to_arrays()] == [c.to_pylist() for c in columns]
     assert decoded.hashes.tolist() == keys.hashes.tolist()
     groups = key_group_of(keys.hashes, max_parallelism).tolist()
@@ -469,7 +468,7 @@ def test_the_smallest_limit_of_the_groups_above_counts(tmp_path: Path) -> None:
 
 def test_a_database_that_cannot_be_written_says_why(directory: Path) -> None:
     memory = SlotMemory(ManagedMemory(16 << 20))
-    database = Database(directory / "db", directory / "in", memory, kernels())
+    database = Database(directory / "db", directory / "in", memory)
     (directory / "taken").mkdir()
     with pytest.raises(StoreTransient, match="cannot be written"):
         database.link(directory / "taken")

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from penstock.errors import Unrecoverable
 from penstock.storage.entries.row_values import check_storable, decoded_values, encoded_values
-from taskmanager.kernels.backend import kernels
 from tests.support.examples import examples
 
 PLAIN: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
@@ -55,10 +54,10 @@ def test_rows_come_back_as_they_were(data: st.DataObject) -> None:
         for kind, values in kinds
     ]
     columns = [column.slice(1, count) for column in columns]
-    rows = encoded_values(columns, kernels())
+    rows = encoded_values(columns)
     assert len(rows) == count
     order = np.array(data.draw(st.permutations(range(count))), np.int64)
-    found = decoded_values([kind for kind, _ in kinds], rows.take(order, kernels()), kernels())
+    found = decoded_values([kind for kind, _ in kinds], rows.take(order))
     for column, back in zip(columns, found, strict=True):
         back.validate(full=True)
         assert back.equals(column.take(pa.array(order)))
@@ -76,7 +75,7 @@ def test_values_of_other_forms_are_stored_plainly_and_keep_their_type() -> None:
     check_storable(kind)
     for start in range(3):
         values = pa.array(rows, kind).slice(start)
-        (found,) = decoded_values([kind], encoded_values([values], kernels()), kernels())
+        (found,) = decoded_values([kind], encoded_values([values]))
         found.validate(full=True)
         assert found.type == kind
         assert found.to_pylist() == rows[start:]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
-from taskmanager.kernels.backend import kernels
 from taskmanager.state.rocksdb.sst_blocks import (
     BLOCK_BYTES,
     KEY_TRAILER_BYTES,
@@ -69,7 +68,7 @@ def test_blocks_hold_the_entries_and_the_index_finds_them(
     values = [generator.randbytes(generator.choice(value_sizes)) for _ in keys]
     entries = SstEntries(ByteStrings.of(keys), ByteStrings.of(values), None)
     first = count // 3
-    built = data_blocks(entries, first, count, kernels())
+    built = data_blocks(entries, first, count)
     data, starts = built.data.tobytes(), built.starts.tolist()
     assert starts[0] == 0
     assert starts[-1] == len(data)
@@ -88,7 +87,7 @@ def test_blocks_hold_the_entries_and_the_index_finds_them(
     far = 1 << generator.randrange(33)
     positions = built.starts[:-1] + far
     sizes = np.diff(built.starts) - len(TRAILER)
-    index = index_block(entries.keys, built.last_rows, positions, sizes, kernels())
+    index = index_block(entries.keys, built.last_rows, positions, sizes)
     handles = []
     for key, handle in entries_in(index, 1):
         position, at = number_at(handle, 0)
@@ -102,7 +101,7 @@ def test_removed_keys_have_no_value() -> None:
     keys = ByteStrings.of([b"a", b"b", b"c"])
     values = ByteStrings.of([b"1", b"2", b"3"])
     entries = SstEntries(keys, values, np.array([False, True, False]))
-    data = data_blocks(entries, 0, 3, kernels()).data.tobytes()
+    data = data_blocks(entries, 0, 3).data.tobytes()
     found = entries_in(data[: -len(TRAILER)], 16)
     assert [(key[:2], value) for key, value in found] == [
         (b"a\1", b"1"),

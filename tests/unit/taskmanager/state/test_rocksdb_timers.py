@@ -18,7 +18,6 @@ from penstock.storage.entries.firing_order import firing_order
 from penstock.storage.entries.timer_entries import decoded_timers, timer_entries, timer_place
 from penstock.storage.key_encoding import KeyBatch
 from taskmanager.kernels import encode_keys
-from taskmanager.kernels.backend import kernels
 from taskmanager.state.hashmap import timer_table
 from taskmanager.state.rocksdb import timer_rows
 from tests.support.one_backend import OneBackend
@@ -62,7 +61,7 @@ def test_entries_are_in_the_order_of_firing_and_decodable() -> None:
         times = times[distinct]
         names = timer_entries(7, keys, times).keys.to_list()
         assert names == sorted(names)
-        found, found_times = decoded_timers(types, names, kernels())
+        found, found_times = decoded_timers(types, names)
         order = firing_order(times, keys)
         assert found_times.tolist() == times[order].tolist()
         expected = [array.to_pylist() for array in keys.take(order).to_arrays()]
