@@ -6,27 +6,23 @@ rows that joins and window functions hold) can be written into a savepoint of th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
-from penstock.aggregates.aggregate_layout import GroupColumnSpec, aggregate_layout
+from penstock.aggregates.aggregate_layout import aggregate_layout
 from penstock.aggregates.aggregates import CUSTOM, Aggregate
+from penstock.aggregates.stored_fields import accumulator_fields, group_field, group_type
 from penstock.graph.restore_check import OPERATOR_LIST
 from penstock.graph.state_meaning import TIMERS
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.rows.schema import schema_from_bytes
-from penstock.storage.codec import ENTRY_ARROW, Stamped, StateCodec, codec_of
-from penstock.storage.key_types import value_type
-from penstock.storage.run_columns import CODEC, DELETED_FIELD, KEY_GROUP_FIELD
+from penstock.storage.codec import ENTRY_ARROW, Stamped, codec_of
+from penstock.storage.run_columns import codec_field, key_fields, keyed_schema
 
-_USES: Final = b"uses"
 _TTL: Final = b"ttl_ms"
-_SUM_DIGITS: Final = 75
-_SEQUENCE: Final = pa.field("sequence", pa.int64(), nullable=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,7 @@ def _tables(operator: graph_pb2.Operator) -> Iterator[DeclaredTable]:
             if state.kind != OPERATOR_LIST:
                 yield _of_function(state, keys)
         for name in TIMERS if _may_have_timers(operator.process) else ():
-            yield DeclaredTable(name, "timers", _schema(keys, [pa.field("time", pa.int64())]))
+            yield DeclaredTable(name, "timers", keyed_schema(keys, [pa.field("time", pa.int64())]))
     elif spec == "running_aggregate":
         aggregation = operator.running_aggregate
         keys = _keys(operator, aggregation.keys)
@@ -108,14 +104,16 @@ def _of_function(state: graph_pb2.DeclaredState, keys: Sequence[pa.Field]) -> De
     if state.ttl_ms:
         codec = Stamped(codec)
     if state.kind == "list":
-        fields = [_field("items", codec, pa.list_(codec.column_type))]
+        fields = [codec_field("items", codec, pa.list_(codec.column_type))]
     else:
-        fields = [_field("value", codec, codec.column_type)]
+        fields = [codec_field("value", codec)]
     if state.kind == "map":
         key_codec = codec_of(state.key_codec)
-        fields.insert(0, _field("map_key", key_codec, key_codec.column_type))
+        fields.insert(0, codec_field("map_key", key_codec))
     metadata = {_TTL: str(state.ttl_ms).encode()} if state.ttl_ms else None
-    return DeclaredTable(state.name, state.kind, _schema(keys, fields, metadata), state.ttl_ms)
+    return DeclaredTable(
+        state.name, state.kind, keyed_schema(keys, fields).with_metadata(metadata), state.ttl_ms
+    )
 
 
 def _of_aggregates(
@@ -130,50 +128,11 @@ def _of_aggregates(
         return
     aggregates = {one.name: Aggregate.from_proto(one) for one in protos}
     layout = aggregate_layout(aggregates, schema_from_bytes(operator.input_schema))
-    numbers = [
-        pa.field(
-            f"number_{index}_{slot.kind.value}",
-            slot.kind.arrow_type,
-            metadata={_USES: json.dumps(uses)},
-        )
-        for index, (slot, uses) in enumerate(zip(layout.slots, layout.slot_uses(), strict=True))
-    ]
-    columns = [
-        pa.field(
-            f"column_{one.name}_{one.function}",
-            _group_type(one),
-            metadata={_USES: json.dumps([f"value {one.name}"])},
-        )
-        for one in layout.group_columns
-    ]
-    yield DeclaredTable(name, kind, _schema(keys, [*fields, *numbers, *columns]))
-
-
-def _group_type(spec: GroupColumnSpec) -> pa.DataType:
-    """Type of what is kept where a number is not enough."""
-    kind = spec.input_type
-    assert kind is not None
-    if spec.function in ("first", "last"):
-        return pa.struct([pa.field("value", kind), _SEQUENCE])
-    if spec.function == "collect_list":
-        item = pa.struct([_SEQUENCE, pa.field("value", kind)])
-        return pa.list_(pa.field("item", item, nullable=False))
-    if spec.function == "count_distinct":
-        return pa.list_(kind)
-    return pa.decimal256(_SUM_DIGITS, kind.scale) if spec.function == "sum" else kind
+    numbers = accumulator_fields([slot.kind for slot in layout.slots], layout.slot_uses())
+    columns = [group_field(one, group_type(one)) for one in layout.group_columns]
+    yield DeclaredTable(name, kind, keyed_schema(keys, [*fields, *numbers, *columns]))
 
 
 def _keys(operator: graph_pb2.Operator, names: Sequence[str]) -> list[pa.Field]:
     schema = schema_from_bytes(operator.input_schema)
-    types = [value_type(schema.field(name).type) for name in names] or [pa.int64()]
-    return [pa.field(f"key_{index}", kind) for index, kind in enumerate(types)]
-
-
-def _field(name: str, codec: StateCodec, kind: pa.DataType) -> pa.Field:
-    return pa.field(name, kind, metadata={CODEC: codec.name.encode()})
-
-
-def _schema(
-    keys: Sequence[pa.Field], fields: Sequence[pa.Field], metadata: dict[bytes, bytes] | None = None
-) -> pa.Schema:
-    return pa.schema([KEY_GROUP_FIELD, DELETED_FIELD, *keys, *fields], metadata=metadata)
+    return key_fields([schema.field(name).type for name in names] or [pa.int64()])

@@ -21,6 +21,7 @@ import pyarrow as pa
 from penstock.errors import JobRejected
 from penstock.pb import checkpoint_pb2
 from penstock.state_tables.state_view import StateView
+from penstock.storage.batch_parts import ANY_NUMBER, in_parts
 from penstock.storage.blobs import Blob
 from penstock.storage.codec import StateError
 from penstock.storage.hashing import hash_columns
@@ -28,7 +29,7 @@ from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array
 from penstock.storage.run_columns import BACKEND, DELETED, KEY_GROUP, RUN_VERSION
-from penstock.storage.run_merge import identity_of
+from penstock.storage.run_merge import identity_codes, identity_of
 from penstock.storage.run_writer import SegmentWriter
 
 LIMIT_BYTES: Final = 64 << 20
@@ -221,12 +222,7 @@ class KeyedSpool:
         columns = [rows.column(1), *(rows.column(name) for name in identity)]
         if not _may_repeat(columns):
             return
-        keys = encode_keys(columns)
-        assert keys.data is not None, "several columns are encoded as bytes"
-        assert keys.offsets is not None
-        buffers = [None, pa.py_buffer(np.ascontiguousarray(keys.offsets)), pa.py_buffer(keys.data)]
-        values = pa.Array.from_buffers(pa.large_binary(), len(keys), buffers)
-        codes = values.dictionary_encode().indices.to_numpy()
+        codes = identity_codes(encode_keys(columns))
         if len(codes) and int(codes.max()) + 1 == len(codes):
             return
         _, first = np.unique(codes, return_index=True)
@@ -252,15 +248,8 @@ def _key_columns(identity: Sequence[str]) -> list[str]:
 
 def _in_chunks(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in batches that are large enough to be dealt out, and small enough for the processor's cache."""
-    waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows += batch.num_rows
-        if rows >= _CHUNK_ROWS:
-            yield from _combined(waiting)
-            waiting, rows = [], 0
-    yield from _combined(waiting)
+    for part in in_parts(batches, ANY_NUMBER, _CHUNK_ROWS):
+        yield from _combined(part)
 
 
 def _combined(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from penstock.errors import StoreCorrupt
 from penstock.pb import checkpoint_pb2
 from penstock.state_tables.value_columns import ReadableValues
-from penstock.storage.blobs import SnapshotReader
+from penstock.storage.blobs import SnapshotReader, list_items
 from penstock.storage.codec import ENTRY_ARROW
 
 SPLITS: Final = "splits"
@@ -63,18 +63,6 @@ def list_batch(
     if len(schema) > len(columns):
         columns.insert(0, pa.array([subtask_index] * len(items), pa.int32()))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def list_items(held: checkpoint_pb2.OperatorStateSnapshot, reader: SnapshotReader) -> list[bytes]:
-    """The items as they are stored.
-
-    Raises:
-        StoreCorrupt, StoreNotFound, StoreTransient: they cannot be read.
-    """
-    if not held.HasField("handle"):
-        return list(held.items)
-    items = checkpoint_pb2.OperatorStateItems.FromString(reader.read(held.handle)).items
-    return list(items)[held.first_item : held.first_item + (held.item_count or len(items))]
 
 
 class ItemColumn:

@@ -29,7 +29,6 @@ from penstock.state_tables.operator_tables import (
     SUBTASK,
     entry_key,
     item_columns,
-    list_items,
     packed,
 )
 from penstock.state_tables.savepoint_draft import (
@@ -42,7 +41,7 @@ from penstock.state_tables.source_positions import split_snapshots
 from penstock.state_tables.state_view import StateView
 from penstock.state_tables.table_parts import WrittenAs
 from penstock.state_tables.value_columns import fitted
-from penstock.storage.blobs import Blob
+from penstock.storage.blobs import Blob, list_items
 from penstock.storage.codec import StateError
 from penstock.storage.manifest import encode_manifest
 from penstock.storage.object_store import ObjectStore, delete_all

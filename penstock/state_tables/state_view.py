@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from penstock.aggregates.stored_fields import USES
 from penstock.pb import graph_pb2
 from penstock.state_tables.group_parts import SequencedPart
 from penstock.state_tables.table_parts import (
@@ -39,7 +40,6 @@ from penstock.storage.run_columns import KEY_GROUP as STORED_KEY_GROUP
 KEY_GROUP: Final = "key_group"
 _OWN: Final = frozenset({STORED_KEY_GROUP, DELETED})
 _STAMPED: Final = "stamped/1:"
-_USES: Final = b"uses"
 _SLICES: Final = frozenset({"slices", "left_slices", "right_slices"})
 """Tables whose namespaces are the starts of slices of time."""
 _WHOLE: Final = "running"
@@ -177,7 +177,7 @@ class StateView:
             if name in _OWN or _is_key(name):
                 continue
             codec = metadata.get(CODEC, b"").decode()
-            uses = json.loads(metadata.get(_USES, b"[]"))
+            uses = json.loads(metadata.get(USES, b"[]"))
             if codec and name == "map_key":
                 yield ValuePart(field, "map_key", codec)
             elif codec:
@@ -220,7 +220,7 @@ class StateView:
 
     def _uses(self) -> Iterator[tuple[str, str]]:
         for field in self.stored_schema:
-            for use in json.loads((field.metadata or {}).get(_USES, b"[]")):
+            for use in json.loads((field.metadata or {}).get(USES, b"[]")):
                 what, _, name = use.partition(" ")
                 yield what, name
 

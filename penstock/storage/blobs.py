@@ -110,3 +110,15 @@ class SnapshotReader(Protocol):
             There was one.
         """
         return False
+
+
+def list_items(held: checkpoint_pb2.OperatorStateSnapshot, reader: SnapshotReader) -> list[bytes]:
+    """The items of a list of operator state as they are stored, also where they are in a file.
+
+    Raises:
+        StoreCorrupt, StoreNotFound, StoreTransient: they cannot be read.
+    """
+    if not held.HasField("handle"):
+        return list(held.items)
+    items = checkpoint_pb2.OperatorStateItems.FromString(reader.read(held.handle)).items
+    return list(items)[held.first_item : held.first_item + (held.item_count or len(items))]

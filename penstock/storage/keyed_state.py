@@ -26,13 +26,13 @@ import pyarrow.compute as pc
 from penstock.errors import StoreCorrupt
 from penstock.pb import checkpoint_pb2
 from penstock.storage.codec import Stamped, StateCodec
-from penstock.storage.entries.entry_rows import field_codec, key_types_of
+from penstock.storage.entries.entry_rows import key_types_of
 from penstock.storage.entries.file_names import BACKEND
 from penstock.storage.entries.file_names import FORMATS_READ as DATABASES_READ
 from penstock.storage.entries.run_states import run_states
 from penstock.storage.plain_codecs import PickleCodec
 from penstock.storage.run_columns import BACKEND as RUNS
-from penstock.storage.run_columns import DELETED, FORMATS_READ, KEY_GROUP, OBJECT_KINDS
+from penstock.storage.run_columns import DELETED, FORMATS_READ, KEY_GROUP, OBJECT_KINDS, field_codec
 from penstock.storage.run_lists import unmarked
 
 NAMESPACE: Final = pa.field("__namespace", pa.int64(), nullable=False)

@@ -8,8 +8,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from penstock.storage.codec import StateCodec, codec_of
 from penstock.storage.key_groups import UInt16Array
-from penstock.storage.key_types import Int64Array
+from penstock.storage.key_types import Int64Array, value_type
 
 BACKEND: Final = "hashmap"
 """What snapshots in this format say they are of: that backend writes no others, and canonical savepoints are in it
@@ -37,6 +38,26 @@ OBJECT_KINDS: Final = frozenset({"value", "list", "map"})
 """Kinds of tables that hold what functions declare."""
 TIMER_KIND: Final = "timers"
 """Of tables of timers in snapshots."""
+
+
+def key_fields(key_types: Sequence[pa.DataType]) -> list[pa.Field]:
+    """The key columns of a segment."""
+    return [pa.field(f"key_{index}", value_type(kind)) for index, kind in enumerate(key_types)]
+
+
+def keyed_schema(identity: Sequence[pa.Field], content: Sequence[pa.Field]) -> pa.Schema:
+    """Schema of rows that are known by their first columns: key-group, tombstone mark, identity, content."""
+    return pa.schema([KEY_GROUP_FIELD, DELETED_FIELD, *identity, *content])
+
+
+def codec_field(name: str, codec: StateCodec, kind: pa.DataType | None = None) -> pa.Field:
+    """A column of stored values."""
+    return pa.field(name, kind or codec.column_type, metadata={CODEC: codec.name.encode()})
+
+
+def field_codec(field: pa.Field) -> StateCodec:
+    """The codec of the values of a column."""
+    return codec_of((field.metadata or {})[CODEC].decode())
 
 
 def sorted_batch(

@@ -1,4 +1,4 @@
-"""Which rows of a chain of segments count: of all rows of one identity the last one, unless it says that it is gone (pure).
+"""Which rows of a chain of segments count: of all rows of one identity the last one, unless it says that it is gone.
 
 A chain is merged some key-groups at a time, so that what is in memory is bounded, whatever the state takes.
 """
@@ -12,11 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.pb.checkpoint_pb2 import StatePart
+from penstock.storage.blobs import SnapshotReader
 from penstock.storage.entries.entry_rows import KEY_NAME
-from penstock.storage.key_encoding import encode_keys
+from penstock.storage.key_encoding import KeyBatch, concatenated_keys, encode_keys
 from penstock.storage.key_types import BoolArray, Int64Array
-from penstock.storage.run_columns import DELETED
+from penstock.storage.run_columns import DELETED, within
 from penstock.storage.run_lists import joined_lists, marks_of, without_marks
+from penstock.storage.run_reader import SegmentPlace, chain_batches
 
 MERGED_BYTES: Final = 16 << 20
 """About so much of a chain, as it is stored, is merged at once; more only where one key-group has more."""
@@ -47,7 +49,8 @@ def latest(batches: Sequence[pa.RecordBatch], identity: Sequence[str]) -> Iterat
     if not batches or not identity:
         yield from batches
         return
-    codes = _codes([pa.concat_arrays([one.column(name) for one in batches]) for name in identity])
+    keys = [encode_keys([one.column(name) for name in identity]) for one in batches]
+    codes = identity_codes(concatenated_keys(keys))
     appended, batches = marks_of(batches), [without_marks(batch) for batch in batches]
     if appended.any():
         yield from joined_lists(batches, codes, appended)
@@ -84,9 +87,8 @@ def whole_lists(
     yield from latest(held, identity)
 
 
-def _codes(columns: list[pa.Array]) -> Int64Array:
+def identity_codes(keys: KeyBatch) -> Int64Array:
     """int64[n]: numbers below n, the same for the same identities."""
-    keys = encode_keys(columns)
     if keys.fixed is not None:
         mask = keys.nulls
         values = pa.array(keys.fixed, mask=mask)
@@ -97,6 +99,22 @@ def _codes(columns: list[pa.Array]) -> Int64Array:
         values = pa.Array.from_buffers(pa.large_binary(), len(keys), buffers)
     indices = values.dictionary_encode("encode").indices
     return indices.to_numpy().astype(np.int64)
+
+
+def merged_rows(
+    reader: SnapshotReader,
+    chain: Sequence[SegmentPlace],
+    identity: Sequence[str],
+    key_groups: range,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a chain that count, some key-groups after the others; lists come whole.
+
+    Raises:
+        StoreCorrupt, StoreNotFound, StoreTransient: they cannot be read.
+    """
+    for some in merged_at_once([place.parts for place in chain], key_groups):
+        rows = (within(batch, some) for batch in chain_batches(reader, chain, some))
+        yield from latest(list(rows), identity) if identity else rows
 
 
 def merged_at_once(

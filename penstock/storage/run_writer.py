@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.pb import checkpoint_pb2
+from penstock.storage.batch_parts import in_parts
 from penstock.storage.key_types import Int64Array
 from penstock.storage.run_columns import is_plain, is_same_mark
 from penstock.storage.run_reader import WIDTH
@@ -63,17 +64,8 @@ class SegmentWriter:
             batches: rows in any order of key-groups; of several rows of one identity the last one counts, and a batch has none of it twice but for a
                 tombstone before a row.
         """
-        waiting: list[pa.RecordBatch] = []
-        size_bytes = 0
-        for batch in batches:
-            if waiting and size_bytes + batch.nbytes > SORTED_BYTES:
-                yield from self._written(waiting, size_bytes)
-                waiting, size_bytes = [], 0
-            if batch.num_rows:
-                waiting.append(batch)
-                size_bytes += batch.nbytes
-        if waiting:
-            yield from self._written(waiting, size_bytes)
+        for part in in_parts((batch for batch in batches if batch.num_rows), SORTED_BYTES):
+            yield from self._written(part, sum(batch.nbytes for batch in part))
 
     def whole(
         self, table: int, namespace: int, file: str, offset: int

@@ -33,8 +33,8 @@ from penstock.storage.entries.file_names import BACKEND
 from penstock.storage.keyed_state import StatePieces, StoredKeyedState, shown_rows
 from penstock.storage.run_columns import TIMER_KIND, within
 from penstock.storage.run_lists import marked
-from penstock.storage.run_merge import identity_of, latest, merged_at_once, whole_lists
-from penstock.storage.run_reader import SegmentPlace, chain_batches
+from penstock.storage.run_merge import identity_of, merged_rows, whole_lists
+from penstock.storage.run_reader import SegmentPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +154,7 @@ class StateRows:
     ) -> Iterator[pa.RecordBatch]:
         places = [_place(state, piece, one) for one in segments]
         identity = identity_of(state.kind, piece.schema)
-        for key_groups in merged_at_once([place.parts for place in places], wanted):
-            batches = chain_batches(self._reader, places, key_groups)
-            read = (within(batch, key_groups) for batch in batches)
-            yield from latest(list(read), identity) if identity else read
+        return merged_rows(self._reader, places, identity, wanted)
 
 
 def _of_partition(

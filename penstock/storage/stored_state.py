@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from penstock.errors import JobRejected
 from penstock.pb import checkpoint_pb2
-from penstock.storage.blobs import SnapshotReader
+from penstock.storage.blobs import SnapshotReader, list_items
 from penstock.storage.codec import StateCodec
 from penstock.storage.entries.file_names import BACKEND
 from penstock.storage.keyed_state import (
@@ -207,11 +207,7 @@ def _digests(
 def _item_rows(
     place: dict[str, object], held: checkpoint_pb2.OperatorStateSnapshot, reader: SnapshotReader
 ) -> Iterator[dict[str, object]]:
-    items = list(held.items)
-    if held.HasField("handle"):
-        stored = checkpoint_pb2.OperatorStateItems.FromString(reader.read(held.handle)).items
-        items = list(stored)[held.first_item : held.first_item + (held.item_count or len(stored))]
-    for item in items:
+    for item in list_items(held, reader):
         yield {**place, "item": item}
 
 

@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.processing.process_context import TimerChanges
-from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_encoding import KeyBatch, concatenated_keys
 from penstock.storage.key_types import Int64Array
 from taskmanager.state.backend import KeyedStateBackend, TimerTable
-from taskmanager.state.key_batches import concatenated_keys
 
 _LATEST_MS = 2**63 - 1
 

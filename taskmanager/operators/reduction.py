@@ -106,8 +106,7 @@ class ReducedRows(SequencedColumn):
     def __init__(
         self, spec: GroupColumnSpec, fold: Callable[[pa.RecordBatch, Int64Array], pa.RecordBatch]
     ) -> None:
-        assert spec.input_type is not None
-        super().__init__(spec, spec.input_type)
+        super().__init__(spec)
         self._fold_rows = fold
 
     @override

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from penstock.aggregates.stored_fields import accumulator_fields, used_for
 from penstock.graph.window_schemas import ROWS, SLICE, partial_schema, value_column
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
@@ -19,7 +20,6 @@ from taskmanager.kernels import AccumulatorKind, AccumulatorOverflowError, Recor
 from taskmanager.operators.aggregation import AggregateInputs, Aggregation, accumulator_columns
 from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.partial_keys import PartialKeys, parts_of
-from taskmanager.state.accumulator_columns import accumulator_fields, used_for
 from taskmanager.state.aggregate_change import aggregate_change
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,29 +11,6 @@ from penstock.storage.key_types import BoolArray
 from taskmanager.kernels import AccumulatorKind
 from taskmanager.kernels.accumulators import Values
 from taskmanager.state.value_log import FrozenStates
-
-USES: Final = b"uses"
-"""Metadata of a field: what it is for, a JSON list of texts."""
-
-
-def used_for(field: pa.Field, *uses: str) -> pa.Field:
-    """The field, with what it is for."""
-    return field.with_metadata({USES: json.dumps(uses)})
-
-
-def accumulator_fields(
-    kinds: Sequence[AccumulatorKind], uses: Sequence[tuple[str, ...]] = ()
-) -> list[pa.Field]:
-    """One field per accumulator; its kind is in the name, so that another kind does not fit.
-
-    Args:
-        uses: per accumulator what it is for (``AggregateLayout.slot_uses``); () = there is one set for ever.
-    """
-    fields = [
-        pa.field(f"number_{index}_{kind.value}", pa.from_numpy_dtype(kind.dtype))
-        for index, kind in enumerate(kinds)
-    ]
-    return [used_for(field, *uses[index]) for index, field in enumerate(fields)] if uses else fields
 
 
 def to_column(values: Values, valid: BoolArray | None) -> FrozenStates:

@@ -4,7 +4,7 @@ A column of the rows is known by the aggregates that it is for, not by its place
 aggregates that are gone are left out, and those of aggregates that have come since begin empty.
 
 Example: a sum is found again behind another one that is new.
-    >>> from taskmanager.state.accumulator_columns import accumulator_fields
+    >>> from penstock.aggregates.stored_fields import accumulator_fields
     >>> kind = AccumulatorKind.SUM_INT64
     >>> stored = pa.schema(accumulator_fields([kind], [("a",)]))
     >>> declared = pa.schema(accumulator_fields([kind, kind], [("b",), ("a",)]))
@@ -25,9 +25,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.aggregates.aggregate_layout import BEGUN
+from penstock.aggregates.stored_fields import USES
 from penstock.errors import TaskFailure
 from taskmanager.kernels import AccumulatorKind
-from taskmanager.state.accumulator_columns import USES
 
 _NUMBER: Final = "number_"
 

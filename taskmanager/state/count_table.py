@@ -14,7 +14,6 @@ from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.keyed_rows import MakeColumns, present_states
 from taskmanager.state.keyed_table import KeyedTable
-from taskmanager.state.snapshot_table import RestoredPart
 
 _FILLED = pa.field("filled", pa.int64())
 _WINDOW_INDEX = pa.field("window_index", pa.int64())
@@ -144,7 +143,7 @@ class CountTable(KeyedTable):
             told = np.flatnonzero(is_told)
             self._remove(told[self._is_empty(told)])
 
-    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+    def load(self, batches: Iterable[pa.RecordBatch], rows_max: int) -> None:
         """Adds restored keys."""
         numbers_stop = len(self._fields())
         for indices, columns in self._restored_rows(batches):

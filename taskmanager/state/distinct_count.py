@@ -104,11 +104,6 @@ class DistinctCount(GroupColumn):
         self._reserve(groups)
         return pa.array(self._count[groups])
 
-    @property
-    @override
-    def state_type(self) -> pa.DataType:
-        return pa.list_(self._type)
-
     @override
     def freeze(self, groups: Int64Array) -> FrozenStates:
         self._reserve(groups)

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.aggregates.aggregate_layout import GroupColumnSpec
+from penstock.aggregates.stored_fields import group_field, group_type
 from penstock.storage.key_types import Int64Array
-from taskmanager.state.accumulator_columns import used_for
 from taskmanager.state.value_log import FrozenStates
 
 
@@ -56,13 +56,12 @@ class GroupColumn(ABC):
 
     def state_field(self) -> pa.Field:
         """The column of the groups' states; its metadata names the codec where there is a choice."""
-        name = f"column_{self.spec.name}_{self.spec.function}"
-        return used_for(pa.field(name, self.state_type), f"value {self.spec.name}")
+        return group_field(self.spec, self.state_type)
 
     @property
-    @abstractmethod
     def state_type(self) -> pa.DataType:
         """Type of the state of a group."""
+        return group_type(self.spec)
 
     @abstractmethod
     def freeze(self, groups: Int64Array) -> FrozenStates:

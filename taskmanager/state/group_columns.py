@@ -20,16 +20,12 @@ from taskmanager.state.slot_column import SequencedColumn, SlotColumn
 from taskmanager.state.value_log import FrozenStates, GroupedLog
 from taskmanager.state.wide_columns import wide_type
 
-_SUM_DIGITS = 75
-"""Digits of a sum of decimals on its way: one less than the most, so that two of them can be added."""
-
 
 class FirstOrLast(SequencedColumn):
     """The value that arrived first or last, nulls skipped."""
 
     def __init__(self, spec: GroupColumnSpec) -> None:
-        assert spec.input_type is not None
-        super().__init__(spec, spec.input_type)
+        super().__init__(spec)
         self._is_last = spec.function == "last"
 
     @override
@@ -74,13 +70,6 @@ class FirstOrLast(SequencedColumn):
 
 class Folded(SlotColumn):
     """Smallest, largest or sum of values that are no machine numbers: strings, binary, decimals."""
-
-    def __init__(self, spec: GroupColumnSpec) -> None:
-        value_type = spec.input_type
-        assert value_type is not None
-        if spec.function == "sum":
-            value_type = pa.decimal256(_SUM_DIGITS, value_type.scale)
-        super().__init__(spec, value_type)
 
     @override
     def update(self, groups: Int64Array, sequence: Int64Array, values: pa.Array) -> None:
@@ -186,11 +175,6 @@ class CollectedList(GroupColumn):
         lists = pa.ListArray.from_arrays(pa.array(offsets), values)
         is_wide = values.type != self.spec.input_type
         return lists if is_wide else lists.cast(self.spec.output_type)
-
-    @property
-    @override
-    def state_type(self) -> pa.DataType:
-        return self._log.state_type
 
     @override
     def freeze(self, groups: Int64Array) -> FrozenStates:

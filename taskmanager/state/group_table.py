@@ -19,16 +19,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.aggregates.stored_fields import accumulator_fields
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import BoolArray, Int64Array
+from penstock.storage.run_columns import key_fields, keyed_schema
+from penstock.storage.run_merge import latest
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, encode_keys
 from taskmanager.kernels.record_versions import RecordExport
-from taskmanager.state.accumulator_columns import accumulator_fields, from_columns, to_column
+from taskmanager.state.accumulator_columns import from_columns, to_column
 from taskmanager.state.group_column import GroupColumn
-from taskmanager.state.keyed_rows import keyed_schema, latest_rows, sealed_batches
-from taskmanager.state.run_format import key_fields, plain_keys, split_tombstones
+from taskmanager.state.keyed_rows import checked_rows, sealed_batches
+from taskmanager.state.run_format import plain_keys, split_tombstones
 from taskmanager.state.sealed_records import record_batches
-from taskmanager.state.snapshot_table import RestoredPart, SealedTable
+from taskmanager.state.snapshot_table import SealedTable
 
 Values = npt.NDArray[Any]
 
@@ -222,12 +225,13 @@ class GroupTable:
         """Tombstones up to the version may go."""
         self._records.versions.forget(version)
 
-    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+    def load(self, batches: Iterable[pa.RecordBatch], rows_max: int) -> None:
         """Adds restored keys."""
-        self._records.reserve(len(self._records) + part.rows_max)
+        self._records.reserve(len(self._records) + rows_max)
         if self._columns:
             # Values of group columns are only added to: each key is restored once.
-            batches = latest_rows(batches, self._schema, self._key_count)
+            checked = [checked_rows(batch, self._schema) for batch in batches]
+            batches = latest(checked, self._schema.names[2 : 2 + self._key_count])
         for batch in batches:
             removed, rows = split_tombstones(batch, self._key_count)
             if removed is not None:

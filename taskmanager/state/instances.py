@@ -12,10 +12,11 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from penstock.aggregates.stored_fields import accumulator_fields
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import AccumulatorKind, RecordTable, Rows, encode_keys
-from taskmanager.state.accumulator_columns import accumulator_fields, from_columns, to_column
+from taskmanager.state.accumulator_columns import from_columns, to_column
 from taskmanager.state.group_column import GroupColumn
 from taskmanager.state.group_table import TableInputs, TableRows
 from taskmanager.state.value_log import FrozenStates

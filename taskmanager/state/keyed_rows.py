@@ -7,7 +7,7 @@ of several rows of one identity in a chain the last one counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,6 @@ from penstock.errors import TaskFailure
 from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import BoolArray, Int64Array
-from penstock.storage.run_columns import DELETED_FIELD, KEY_GROUP_FIELD
-from taskmanager.kernels import RecordTable
-from taskmanager.state.slot_arrays import grown
 from taskmanager.state.value_log import FrozenStates
 from taskmanager.state.wide_columns import narrow_batches
 
@@ -26,11 +23,6 @@ MakeColumns = Callable[[Int64Array], list[pa.Array]]
 """Columns of the rows with these indices."""
 
 SEGMENT_BATCH_ROWS = 1 << 13
-
-
-def keyed_schema(identity: Sequence[pa.Field], content: Sequence[pa.Field]) -> pa.Schema:
-    """Schema of the exported rows: key-group, tombstone mark, identity, content."""
-    return pa.schema([KEY_GROUP_FIELD, DELETED_FIELD, *identity, *content])
 
 
 def sealed_batches(
@@ -74,41 +66,6 @@ def sealed_batches(
             dead, lambda rows: [pa.nulls(len(rows), kind) for kind in missing], is_deleted=True
         )
     yield from rows_of(identity, content, is_deleted=False)
-
-
-def latest_rows(
-    batches: Iterable[pa.RecordBatch], schema: pa.Schema, identity_count: int
-) -> Iterator[pa.RecordBatch]:
-    """The rows that count, without tombstones: one per identity, in the order of the chain.
-
-    Args:
-        batches: a whole chain, oldest segment first.
-        schema: ``keyed_schema``.
-
-    Raises:
-        TaskFailure: the rows are not of that schema.
-    """
-    checked = [checked_rows(batch, schema) for batch in batches]
-    first, stop = 2, 2 + identity_count
-    known = RecordTable(schema.types[first:stop], [], with_index=True)
-    row_ids: list[Int64Array] = []
-    last_row = np.empty(64, np.int64)
-    count = 0
-    for batch in checked:
-        ids = known.lookup_or_insert(encode_keys(batch.columns[first:stop]))
-        last_row = grown(last_row, known.index_bound)
-        last_row[ids] = np.arange(count, count + len(ids))  # the last write to an element stays
-        row_ids.append(ids)
-        count += len(ids)
-    count = 0
-    for batch, ids in zip(checked, row_ids, strict=True):
-        is_deleted = batch.column(1).to_numpy(zero_copy_only=False)
-        counts = (last_row[ids] == np.arange(count, count + len(ids))) & ~is_deleted
-        count += len(ids)
-        if counts.all():
-            yield batch
-        elif counts.any():
-            yield batch.filter(pa.array(counts))
 
 
 def checked_rows(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
+from penstock.storage.run_columns import key_fields, keyed_schema
+from penstock.storage.run_merge import latest
 from taskmanager.kernels import encode_keys
 from taskmanager.kernels.tombstones import FIRST_VERSION
 from taskmanager.state.instances import InstanceState, NumberPool
 from taskmanager.state.key_index import KeyIndex
-from taskmanager.state.keyed_rows import MakeColumns, keyed_schema, latest_rows, sealed_batches
-from taskmanager.state.run_format import key_fields
+from taskmanager.state.keyed_rows import MakeColumns, checked_rows, sealed_batches
 from taskmanager.state.slot_arrays import SlotArrays
 from taskmanager.state.snapshot_table import SealedTable
 
@@ -101,7 +102,8 @@ class KeyedTable(SlotArrays):
         """Restored rows that count: what their keys go by, and the columns behind the key."""
         schema, key_count = self.schema(), len(self._types)
         identity_count = key_count + (self.number_field is not None)
-        for batch in latest_rows(batches, schema, identity_count):
+        checked = [checked_rows(batch, schema) for batch in batches]
+        for batch in latest(checked, schema.names[2 : 2 + identity_count]):
             columns = batch.columns[2:]
             yield self._indices(encode_keys(columns[:key_count])), columns[key_count:]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.pb import checkpoint_pb2
-from penstock.storage.blobs import SnapshotReader
+from penstock.storage.blobs import SnapshotReader, list_items
 
 SPLIT = checkpoint_pb2.REDISTRIBUTION_SPLIT
 UNION = checkpoint_pb2.REDISTRIBUTION_UNION
@@ -27,9 +27,7 @@ def with_items(
     found = checkpoint_pb2.OperatorStateSnapshot()
     found.CopyFrom(held)
     if held.HasField("handle"):
-        content = checkpoint_pb2.OperatorStateItems.FromString(reader.read(held.handle))
-        end = held.first_item + held.item_count if held.item_count else None
-        found.items.extend(content.items[held.first_item : end])
+        found.items.extend(list_items(held, reader))
         for field in ("handle", "first_item", "item_count"):
             found.ClearField(field)
     return found

@@ -18,13 +18,13 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+from penstock.storage.batch_parts import in_parts_with
 from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array, plain_array, value_type
 from penstock.storage.run_columns import KEY_GROUP_FIELD, ROW_KEYS, SEQUENCE
-from taskmanager.state.batch_parts import in_parts_with
 from taskmanager.state.keyed_rows import SEGMENT_BATCH_ROWS, checked_rows
-from taskmanager.state.snapshot_table import RestoredPart, SealedTable
+from taskmanager.state.snapshot_table import SealedTable
 from taskmanager.state.wide_columns import OFFSET_BYTES_MAX, concatenated_array
 
 
@@ -141,10 +141,6 @@ class RowTable:
         """The rows that are in memory."""
         return RowPiece(list(self._batches), list(self._sequences))
 
-    def all_rows(self) -> pa.RecordBatch:
-        """The rows in order of arrival."""
-        return part_rows([self], 0, 1)
-
     def schema(self) -> pa.Schema:
         """Schema of the exported rows."""
         return self._descriptor.stored_schema()
@@ -165,7 +161,7 @@ class RowTable:
     def forget(self, version: int) -> None:
         """There are no tombstones."""
 
-    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+    def load(self, batches: Iterable[pa.RecordBatch], rows_max: int) -> None:
         """Adds restored rows."""
         stored, schema = self.schema(), self._descriptor.schema
         for batch in batches:

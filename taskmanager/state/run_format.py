@@ -35,19 +35,11 @@ are kept with a time stamp.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pyarrow as pa
 
-from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_encoding import KeyBatch, retyped
 from penstock.storage.key_types import value_type
 from taskmanager.kernels import encode_keys
-from taskmanager.state.key_batches import retyped
-
-
-def key_fields(key_types: Sequence[pa.DataType]) -> list[pa.Field]:
-    """The key columns of a segment."""
-    return [pa.field(f"key_{index}", value_type(kind)) for index, kind in enumerate(key_types)]
 
 
 def plain_keys(keys: KeyBatch) -> KeyBatch:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pyarrow as pa
 
-from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_encoding import KeyBatch, concatenated_keys
 from penstock.storage.key_groups import key_group_of
+from penstock.storage.key_types import BoolArray
 from taskmanager.kernels import RecordTable, Rows, encode_keys
 from taskmanager.kernels.record_versions import RecordExport
-from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.run_format import plain_keys
 
 TOMBSTONE_ROWS_MAX = 1 << 16
@@ -36,20 +37,35 @@ def record_batches(
         ReleasedError: the export was released before the last one.
     """
 
-    def batch(keys: KeyBatch, is_deleted: bool, others: list[pa.Array]) -> pa.RecordBatch:
-        columns = plain_keys(keys).to_arrays()
-        is_key = key_count == len(columns)
-        hashes = keys.hashes if is_key else encode_keys(columns[:key_count]).hashes
-        groups = pa.array(key_group_of(hashes, max_parallelism))
-        arrays = [groups, pa.repeat(is_deleted, len(keys)), *columns, *others]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
+    batch = partial(marked_rows, schema, key_count, max_parallelism)
     for keys in _joined(export.tombstones):
         missing = schema.types[2 + len(keys.types) :]
         yield batch(keys, True, [pa.nulls(len(keys), kind) for kind in missing])
     for rows in records.exported(export):
         if len(rows.keys):
             yield batch(rows.keys, False, content(rows))
+
+
+def marked_rows(
+    schema: pa.Schema,
+    key_count: int,
+    max_parallelism: int,
+    keys: KeyBatch,
+    is_deleted: bool | BoolArray,
+    content: Sequence[pa.Array],
+) -> pa.RecordBatch:
+    """Rows of a ``keyed_schema``.
+
+    Args:
+        key_count: how many columns of ``keys`` decide the key-group.
+        content: the columns behind those of ``keys``.
+    """
+    columns, deleted = plain_keys(keys).to_arrays(), is_deleted
+    is_key = key_count == len(columns)
+    hashes = keys.hashes if is_key else encode_keys(columns[:key_count]).hashes
+    groups = pa.array(key_group_of(hashes, max_parallelism))
+    marks = pa.repeat(deleted, len(keys)) if isinstance(deleted, bool) else pa.array(deleted)
+    return pa.RecordBatch.from_arrays([groups, marks, *columns, *content], schema=schema)
 
 
 def _joined(batches: list[KeyBatch]) -> Iterator[KeyBatch]:

@@ -28,7 +28,6 @@ from taskmanager.state.instances import InstanceState
 from taskmanager.state.keyed_rows import MakeColumns
 from taskmanager.state.keyed_table import KeyedTable
 from taskmanager.state.slot_arrays import grown
-from taskmanager.state.snapshot_table import RestoredPart
 
 _NEVER = np.int64(2**63 - 1)
 _STEPS_PER_ROW: Final = 8
@@ -302,7 +301,7 @@ class SessionTable(KeyedTable):
         before, after = sessions[:-1][~is_last[:-1]], sessions[1:][~is_last[:-1]]
         self._earlier[after], self._later[before] = before, after
 
-    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+    def load(self, batches: Iterable[pa.RecordBatch], rows_max: int) -> None:
         """Adds restored sessions; all of a key come in one call."""
         loaded: list[Int64Array] = []
         for keys, (starts, ends, fired, *states) in self._restored_rows(batches):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
 import numpy as np
@@ -31,9 +31,17 @@ class SlotArrays:
 
     by_slot: ClassVar[Mapping[str, int]]
 
-    def _make_arrays(self) -> None:
+    def _make_arrays(self, room: int = _ROOM_MIN) -> None:
         for name, fill in self.by_slot.items():
-            setattr(self, name, np.full(_ROOM_MIN, fill))
+            setattr(self, name, np.full(room, fill))
+
+    def _move_slots(self, slots: Sequence[int]) -> None:
+        """What these slots hold is what 0, 1, 2, ... hold from now on; the others hold what they did at first."""
+        for name, fill in self.by_slot.items():
+            array = getattr(self, name)
+            moved = np.full(len(array), fill)
+            moved[: len(slots)] = array[slots]
+            setattr(self, name, moved)
 
     def _reserve(self, slots: int) -> None:
         """Makes room for the slots 0 .. ``slots`` - 1."""

@@ -22,10 +22,10 @@ _COMPACT_ABOVE = 1 << 15
 class SlotColumn(GroupColumn):
     """One value per group; a position of -1 = none."""
 
-    def __init__(self, spec: GroupColumnSpec, value_type: pa.DataType) -> None:
+    def __init__(self, spec: GroupColumnSpec, value_type: pa.DataType | None = None) -> None:
         super().__init__(spec)
-        self._value_type = value_type
-        self._log = ValueLog(value_type)
+        self._value_type = value_type or self.state_type
+        self._log = ValueLog(self._value_type)
         self._position = np.full(64, -1, np.int64)
 
     def _reserve(self, groups: Int64Array) -> None:
@@ -51,11 +51,6 @@ class SlotColumn(GroupColumn):
         values, kind = self._log.take(self._position[groups]), self.spec.output_type
         return values if values.type in (kind, wide_type(kind)) else values.cast(kind)
 
-    @property
-    @override
-    def state_type(self) -> pa.DataType:
-        return self._value_type
-
     @override
     def freeze(self, groups: Int64Array) -> FrozenStates:
         self._reserve(groups)
@@ -77,20 +72,14 @@ class SlotColumn(GroupColumn):
 class SequencedColumn(SlotColumn):
     """The same, each with its place in the order of arrival."""
 
-    def __init__(self, spec: GroupColumnSpec, value_type: pa.DataType) -> None:
-        super().__init__(spec, value_type)
+    def __init__(self, spec: GroupColumnSpec) -> None:
+        super().__init__(spec, spec.input_type)
         self._sequence = np.zeros(64, np.int64)
 
     @override
     def _reserve(self, groups: Int64Array) -> None:
         super()._reserve(groups)
         self._sequence = grown(self._sequence, len(self._position))
-
-    @property
-    @override
-    def state_type(self) -> pa.DataType:
-        value = pa.field("value", self._value_type)
-        return pa.struct([value, pa.field("sequence", pa.int64(), nullable=False)])
 
     @override
     def freeze(self, groups: Int64Array) -> FrozenStates:

@@ -24,24 +24,6 @@ from typing import Protocol
 import pyarrow as pa
 
 
-@dataclass(frozen=True, slots=True)
-class RestoredPart:
-    """One of the restored snapshots that a table is loaded from.
-
-    Attributes:
-        key_groups: only rows of these are to be loaded; all batches are filtered already.
-        index: which of ``count`` snapshots; numbers that a subtask has given out itself (instances) are
-            unique within a part only.
-        count: snapshots the table is loaded from, one ``load`` each.
-        rows_max: upper bound of the rows in all batches (to make room at once).
-    """
-
-    key_groups: range
-    index: int
-    count: int
-    rows_max: int
-
-
 @dataclass(eq=False)
 class SealedTable:
     """Changes of a table that stay as they were when it was sealed, whatever happens to the table.
@@ -105,9 +87,13 @@ class SnapshotTable(Protocol):
         """No ``seal`` will ask for changes after a version smaller than ``version`` any more, except for
         all content: tombstones up to it may go."""
 
-    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+    def load(self, batches: Iterable[pa.RecordBatch], rows_max: int) -> None:
         """Adds what a snapshot holds, oldest segment first; later rows of a key win. Called before
-        anything else; does not count as a change. Batches have the schema of ``schema()`` (with other metadata, maybe).
+        anything else, once for each snapshot; does not count as a change. Batches have the schema of ``schema()`` (with
+        other metadata, maybe), and only rows of the subtask's key-groups.
+
+        Args:
+            rows_max: upper bound of the rows in all batches (to make room at once).
 
         Raises:
             TaskFailure: the rows do not fit the table.

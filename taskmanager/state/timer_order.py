@@ -14,11 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.storage.entries.firing_order import Place, firing_order
-from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_encoding import KeyBatch, concatenated_keys
 from penstock.storage.key_types import BoolArray, Int64Array
-from taskmanager.state.key_batches import concatenated_keys
-from taskmanager.state.keyed_rows import keyed_schema
-from taskmanager.state.run_format import key_fields
+from penstock.storage.run_columns import key_fields, keyed_schema
 
 
 def timer_schema(key_types: Sequence[pa.DataType]) -> pa.Schema:

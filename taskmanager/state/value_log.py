@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from penstock.aggregates.stored_fields import sequenced_lists
 from penstock.storage.key_encoding import bounds_of
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels.backend import kernels as process_kernels
@@ -135,11 +136,7 @@ class GroupedLog:
     @property
     def state_type(self) -> pa.DataType:
         """Type of the state of a group."""
-        item = [
-            pa.field("sequence", pa.int64(), nullable=False),
-            pa.field("value", self._type),
-        ]
-        return pa.list_(pa.field("item", pa.struct(item), nullable=False))
+        return sequenced_lists(self._type)
 
     def state_fields(self) -> list[pa.Field]:
         """The one column of the states."""

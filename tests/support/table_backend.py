@@ -26,7 +26,6 @@ from taskmanager.state.instances import InstanceState
 from taskmanager.state.keyed_rows import checked_rows
 from taskmanager.state.row_table import RowDescriptor, RowTable
 from taskmanager.state.session_table import SessionTable
-from taskmanager.state.snapshot_table import RestoredPart
 
 Place = tuple[str, int]
 Chain = list[tuple[int, int, bytes]]
@@ -90,7 +89,7 @@ class TableBackend:
         place = (name, namespace)
         if place not in self._tables:
             table = self._tables[place] = create()
-            for index, chains in enumerate(self._restored):
+            for chains in self._restored:
                 chain = chains.pop(place, [])
                 batches = [
                     checked_rows(batch, table.schema())
@@ -98,8 +97,7 @@ class TableBackend:
                     for batch in read_segment(segment)
                 ]
                 rows = sum(batch.num_rows for batch in batches)
-                part = RestoredPart(self.key_groups, index, len(self._restored), rows)
-                table.load(iter(batches), part)
+                table.load(iter(batches), rows)
         return self._tables[place]
 
     def namespaces(self, name: str) -> list[int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.storage.key_encoding import bounds_of
 from penstock.storage.key_loops import LOOPS
@@ -58,6 +59,22 @@ class ByteStrings:
         LOOPS.copy_ranges(self.data, starts, data, bounds[:-1], lengths)
         return ByteStrings(data, bounds)
 
+    def followed_by(self, others: ByteStrings) -> ByteStrings:
+        """Each string with another one behind it."""
+        lengths, added = self.lengths(), others.lengths()
+        bounds = bounds_of(lengths + added)
+        data = np.empty(int(bounds[-1]), np.uint8)
+        LOOPS.copy_ranges(self.data, self.offsets[:-1], data, bounds[:-1], lengths)
+        LOOPS.copy_ranges(others.data, others.offsets[:-1], data, bounds[:-1] + lengths, added)
+        return ByteStrings(data, bounds)
+
+    @classmethod
+    def rows_of(cls, matrix: npt.NDArray[np.uint8]) -> ByteStrings:
+        """The rows of a matrix."""
+        count, width = matrix.shape
+        data = np.ascontiguousarray(matrix).reshape(-1)
+        return cls(data, np.arange(count + 1, dtype=np.int64) * width)
+
     @classmethod
     def of(cls, items: list[bytes]) -> ByteStrings:
         """The strings of a list."""
@@ -79,3 +96,13 @@ class SstEntries:
     keys: ByteStrings
     values: ByteStrings
     deleted: BoolArray | None
+
+
+def varint(number: int) -> bytes:
+    """A number in groups of seven bits, the lowest first."""
+    found = bytearray()
+    while number >= 0x80:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.storage.entries.byte_strings import varint
+
 _BLOCK_BYTES: Final = 32 << 10
 _HEADER_BYTES: Final = 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
@@ -64,7 +66,7 @@ def database_files(manifest: bytes) -> list[DatabaseFile] | None:
 def without_files(manifest: bytes, gone: Sequence[DatabaseFile]) -> bytes:
     """The manifest of the database without some of its files."""
     edit = b"".join(
-        _varint(_DELETED_FILE) + _varint(file.level) + _varint(file.number) for file in gone
+        varint(_DELETED_FILE) + varint(file.level) + varint(file.number) for file in gone
     )
     found = bytearray(manifest)
     is_first = True
@@ -158,15 +160,6 @@ def _records(log: bytes) -> Iterator[bytes]:
         parts = [content] if kind in (_FULL, _FIRST) else [*parts, content]
         if kind in (_FULL, _LAST):
             yield b"".join(parts)
-
-
-def _varint(number: int) -> bytes:
-    found = bytearray()
-    while number >= 0x80:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
 
 
 def _masked(checksum: int) -> int:

@@ -31,10 +31,9 @@ from penstock.storage.key_types import Int64Array, UInt64Array
 
 PARTITION_BYTES: Final = 8
 GROUP_BYTES: Final = 2
-_HASH_BYTES: Final = 8
-_WORD_BYTES: Final = 8
+WORD_BYTES: Final = 8
+_LENGTH_BYTES: Final = 4
 _HEAD_BYTES: Final = PARTITION_BYTES + GROUP_BYTES
-_FIXED_BYTES: Final = _HEAD_BYTES + 1 + _WORD_BYTES
 
 
 def partition_bounds(partition: int) -> tuple[bytes, bytes]:
@@ -102,69 +101,98 @@ def _untie(order: Int64Array, hashes: np.ndarray, keys: KeyBatch) -> Int64Array:
 
 def entry_keys(partition: int, keys: KeyBatch, max_parallelism: int) -> ByteStrings:
     """The entry keys of n keys, in the order of the keys."""
-    groups = key_group_of(keys.hashes, max_parallelism)
-    head = np.frombuffer(partition.to_bytes(PARTITION_BYTES, "big"), np.uint8)
-    group_bytes = groups.astype(">u2").view(np.uint8).reshape(len(keys), GROUP_BYTES)
-    if keys.fixed is not None:
-        return _fixed_entry_keys(keys, head, group_bytes)
-    assert keys.data is not None
-    assert keys.offsets is not None
-    lengths = np.diff(keys.offsets)
-    start = _HEAD_BYTES + _HASH_BYTES
-    offsets = bounds_of(lengths + start)
-    data = np.empty(int(offsets[-1]), np.uint8)
-    hash_bytes = keys.hashes.astype(">u8").view(np.uint8).reshape(len(keys), _HASH_BYTES)
-    for index in range(PARTITION_BYTES):
-        data[offsets[:-1] + index] = head[index]
-    for index in range(GROUP_BYTES):
-        data[offsets[:-1] + PARTITION_BYTES + index] = group_bytes[:, index]
-    for index in range(_HASH_BYTES):
-        data[offsets[:-1] + _HEAD_BYTES + index] = hash_bytes[:, index]
-    LOOPS.copy_ranges(keys.data, keys.offsets[:-1], data, offsets[:-1] + start, lengths)
-    return ByteStrings(data, offsets)
-
-
-def _fixed_entry_keys(keys: KeyBatch, head: np.ndarray, group_bytes: np.ndarray) -> ByteStrings:
-    assert keys.fixed is not None
-    matrix = np.empty((len(keys), _FIXED_BYTES), np.uint8)
-    matrix[:, :PARTITION_BYTES] = head
-    matrix[:, PARTITION_BYTES:_HEAD_BYTES] = group_bytes
-    matrix[:, _HEAD_BYTES] = 1
-    words = np.ascontiguousarray(keys.fixed, "<i8").view(np.uint8)
-    matrix[:, _HEAD_BYTES + 1 :] = words.reshape(len(keys), _WORD_BYTES)
-    lengths = np.full(len(keys), _FIXED_BYTES, np.int64)
-    data = matrix.reshape(-1)
-    if keys.nulls is not None and keys.nulls.any():
-        matrix[keys.nulls, _HEAD_BYTES] = 0
-        lengths[keys.nulls] = _HEAD_BYTES + 1
-        data = matrix[np.arange(_FIXED_BYTES) < lengths[:, None]]
-    return ByteStrings(data, bounds_of(lengths))
+    groups = big_endian(key_group_of(keys.hashes, max_parallelism))
+    columns = [groups] if keys.fixed is not None else [groups, big_endian(keys.hashes)]
+    return names_with_keys(partition, columns, keys)
 
 
 def decoded_keys(key_types: Sequence[pa.DataType], entries: ByteStrings) -> KeyBatch:
     """Inverse of ``entry_keys``, whatever the partition."""
-    starts = entries.offsets[:-1]
-    types = tuple(key_types)
+    start = _HEAD_BYTES + (0 if is_fixed_key(key_types) else WORD_BYTES)
+    return keys_in(key_types, entries, start, hash_at=_HEAD_BYTES)
+
+
+def names_with_keys(partition: int, columns: Sequence[np.ndarray], keys: KeyBatch) -> ByteStrings:
+    """Names of n entries: the partition, what is in the columns (see ``big_endian``), the key as ``KeyBatch.to_bytes``
+    gives it."""
+    if keys.fixed is not None:
+        matrix = heads(partition, columns, room=1 + WORD_BYTES)
+        width = matrix.shape[1]
+        start = width - WORD_BYTES
+        matrix[:, start - 1] = 1
+        words = np.ascontiguousarray(keys.fixed, "<i8").view(np.uint8)
+        matrix[:, start:] = words.reshape(len(keys), WORD_BYTES)
+        lengths = np.full(len(keys), width, np.int64)
+        data = matrix.reshape(-1)
+        if keys.nulls is not None and keys.nulls.any():
+            matrix[keys.nulls, start - 1] = 0
+            lengths[keys.nulls] = start
+            data = matrix[np.arange(width) < lengths[:, None]]
+        return ByteStrings(data, bounds_of(lengths))
+    assert keys.data is not None
+    assert keys.offsets is not None
+    behind = ByteStrings(keys.data, keys.offsets)
+    return ByteStrings.rows_of(heads(partition, columns)).followed_by(behind)
+
+
+def keys_in(
+    key_types: Sequence[pa.DataType], entries: ByteStrings, start: int, hash_at: int
+) -> KeyBatch:
+    """The keys in names, which begin at a place of each; hashes are there where they are not computed."""
+    types, starts = tuple(key_types), entries.offsets[:-1] + start
     if is_fixed_key(types):
-        present = entries.data[starts + _HEAD_BYTES] == 1
-        matrix = np.zeros((len(entries), _WORD_BYTES), np.uint8)
-        lengths = np.where(present, _WORD_BYTES, 0)
-        targets = np.arange(len(entries), dtype=np.int64) * _WORD_BYTES
-        flat = matrix.reshape(-1)
-        LOOPS.copy_ranges(entries.data, starts + _HEAD_BYTES + 1, flat, targets, lengths)
-        nulls = None if present.all() else ~present
-        return KeyBatch(types, flat.view("<i8"), nulls, None, None)
-    hash_bytes = np.empty(len(entries) * _HASH_BYTES, np.uint8)
-    targets = np.arange(len(entries), dtype=np.int64) * _HASH_BYTES
-    widths = np.full(len(entries), _HASH_BYTES, np.int64)
-    LOOPS.copy_ranges(entries.data, starts + _HEAD_BYTES, hash_bytes, targets, widths)
-    hashes = hash_bytes.view(">u8").astype(np.uint64)
-    start = _HEAD_BYTES + _HASH_BYTES
+        present = entries.data[starts] == 1
+        words = np.zeros(len(entries), np.int64)
+        targets = np.arange(len(entries), dtype=np.int64) * WORD_BYTES
+        lengths = np.where(present, WORD_BYTES, 0)
+        LOOPS.copy_ranges(entries.data, starts + 1, words.view(np.uint8), targets, lengths)
+        return KeyBatch(types, words, None if present.all() else ~present, None, None)
     sizes = entries.lengths() - start
     offsets = bounds_of(sizes)
     data = np.empty(int(offsets[-1]), np.uint8)
-    LOOPS.copy_ranges(entries.data, starts + start, data, offsets[:-1], sizes)
-    return KeyBatch(types, None, None, data, offsets, hashes)
+    LOOPS.copy_ranges(entries.data, starts, data, offsets[:-1], sizes)
+    return KeyBatch(types, None, None, data, offsets, words_at(entries, hash_at))
+
+
+def heads(partition: int, columns: Sequence[np.ndarray], room: int = 0) -> np.ndarray:
+    """uint8[n, ...]: what names begin with: the partition and the columns; and room for so many bytes behind that."""
+    width = PARTITION_BYTES + sum(column.shape[1] for column in columns)
+    matrix = np.empty((len(columns[0]), width + room), np.uint8)
+    matrix[:, :PARTITION_BYTES] = np.frombuffer(
+        partition.to_bytes(PARTITION_BYTES, "big"), np.uint8
+    )
+    place = PARTITION_BYTES
+    for column in columns:
+        matrix[:, place : place + column.shape[1]] = column
+        place += column.shape[1]
+    return matrix
+
+
+def big_endian(numbers: np.ndarray) -> np.ndarray:
+    """uint8[n, width]: n numbers such that their bytes have the order of unsigned values."""
+    width = numbers.dtype.itemsize
+    return numbers.astype(numbers.dtype.newbyteorder(">")).view(np.uint8).reshape(-1, width)
+
+
+def words_at(entries: ByteStrings, start: int) -> UInt64Array:
+    """uint64[n]: the big-endian numbers at a place of every string."""
+    found = np.empty(len(entries) * WORD_BYTES, np.uint8)
+    targets = np.arange(len(entries), dtype=np.int64) * WORD_BYTES
+    widths = np.full(len(entries), WORD_BYTES, np.int64)
+    LOOPS.copy_ranges(entries.data, entries.offsets[:-1] + start, found, targets, widths)
+    return found.view(">u8").astype(np.uint64)
+
+
+def map_name(head: bytes, key: bytes) -> bytes:
+    """The name of an entry of a map: the entry key, the encoded key in the map, and its length, which tells where it begins."""
+    return head + key + len(key).to_bytes(_LENGTH_BYTES, "big")
+
+
+def map_parts(name: bytes) -> tuple[bytes, bytes]:
+    """Inverse of ``map_name``."""
+    end = len(name) - _LENGTH_BYTES
+    start = end - int.from_bytes(name[end:], "big")
+    return name[:start], name[start:end]
 
 
 def entries_by_key(keys: list[bytes], values: list[bytes | None]) -> SstEntries:
@@ -184,7 +212,7 @@ def string_order(strings: list[bytes]) -> list[int]:
     Args:
         strings: n different strings.
     """
-    width = PARTITION_BYTES + GROUP_BYTES + _HASH_BYTES
+    width = PARTITION_BYTES + GROUP_BYTES + WORD_BYTES
     heads = np.frombuffer(
         b"".join([text[:width].ljust(width, b"\0") for text in strings]), np.uint8
     )

@@ -24,18 +24,28 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.storage.codec import StateCodec, codec_of
 from penstock.storage.entries.byte_strings import ByteStrings
-from penstock.storage.entries.entry_keys import GROUP_BYTES, PARTITION_BYTES, decoded_keys
+from penstock.storage.entries.entry_keys import (
+    GROUP_BYTES,
+    PARTITION_BYTES,
+    decoded_keys,
+    map_parts,
+)
 from penstock.storage.entries.entry_values import decoded_rows
 from penstock.storage.entries.keyed_values import keyed_batch
-from penstock.storage.entries.list_entries import LENGTH_BYTES, head_of, is_chunk, items_of
+from penstock.storage.entries.list_entries import head_of, is_chunk, items_of
 from penstock.storage.entries.row_entries import row_sequences
 from penstock.storage.entries.row_values import decoded_values
 from penstock.storage.entries.timer_entries import decoded_timers, timer_groups
 from penstock.storage.key_encoding import bounds_of
 from penstock.storage.key_types import Int64Array, value_type
-from penstock.storage.run_columns import ADDED, CODEC, OBJECT_KINDS, TIMER_KIND, sorted_batch
+from penstock.storage.run_columns import (
+    ADDED,
+    OBJECT_KINDS,
+    TIMER_KIND,
+    field_codec,
+    sorted_batch,
+)
 
 KEY_NAME: Final = re.compile(r"key_\d+")
 _NUMBER: Final = "number_"
@@ -127,13 +137,8 @@ class _Objects(EntryRows):
     def batch(self, names: list[bytes], values: list[bytes]) -> pa.RecordBatch:
         heads, columns = names, []
         if self._map_key is not None:
-            lengths = [int.from_bytes(name[-LENGTH_BYTES:], "big") for name in names]
-            ends = [len(name) - LENGTH_BYTES for name in names]
-            starts = [end - length for end, length in zip(ends, lengths, strict=True)]
-            heads = [name[:start] for name, start in zip(names, starts, strict=True)]
-            decode = self._map_key.decode
-            parts = zip(names, starts, ends, strict=True)
-            columns.append(self._map_key.column([decode(n[start:end]) for n, start, end in parts]))
+            heads, keys_in_maps = map(list, zip(*map(map_parts, names), strict=True))
+            columns.append(self._map_key.column(list(map(self._map_key.decode, keys_in_maps))))
         if self._is_list:
             heads = list(map(head_of, names, values))
             columns.append(pa.array(list(map(is_chunk, values)), pa.bool_()))
@@ -181,11 +186,6 @@ def is_of_numbers(schema: pa.Schema) -> bool:
     """Whether the aggregates of a state are numbers alone."""
     content = content_of(schema)
     return bool(content) and all(field.name.startswith(_NUMBER) for field in content)
-
-
-def field_codec(field: pa.Field) -> StateCodec:
-    """The codec of the values of a column."""
-    return codec_of((field.metadata or {})[CODEC].decode())
 
 
 def _groups(names: list[bytes]) -> Int64Array:

@@ -40,10 +40,7 @@ def encoded_rows(
             if valid is not None:
                 seen[:, column] = valid
         matrix = np.hstack([matrix, np.packbits(seen, axis=1, bitorder="little")])
-    return ByteStrings(
-        np.ascontiguousarray(matrix).reshape(-1),
-        np.arange(count + 1, dtype=np.int64) * matrix.shape[1],
-    )
+    return ByteStrings.rows_of(matrix)
 
 
 def decoded_rows(

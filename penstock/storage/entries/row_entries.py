@@ -15,14 +15,19 @@ from typing import Final
 import numpy as np
 
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
-from penstock.storage.entries.entry_keys import GROUP_BYTES, PARTITION_BYTES
+from penstock.storage.entries.entry_keys import (
+    GROUP_BYTES,
+    PARTITION_BYTES,
+    WORD_BYTES,
+    big_endian,
+    heads,
+)
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array
 
-_WORD_BYTES: Final = 8
 _HASH_AT: Final = PARTITION_BYTES + GROUP_BYTES
-_SEQUENCE_AT: Final = _HASH_AT + _WORD_BYTES
-_ENTRY_BYTES: Final = _SEQUENCE_AT + _WORD_BYTES
+_SEQUENCE_AT: Final = _HASH_AT + WORD_BYTES
+_ENTRY_BYTES: Final = _SEQUENCE_AT + WORD_BYTES
 
 
 def row_entries(
@@ -35,17 +40,16 @@ def row_entries(
     """The entries of n rows, sorted."""
     groups = key_group_of(hashes, max_parallelism)
     order = np.lexsort((sequence, hashes, groups))
-    matrix = np.empty((len(order), _ENTRY_BYTES), np.uint8)
-    matrix[:, :_SEQUENCE_AT] = _prefixes(partition, hashes[order], max_parallelism)
-    matrix[:, _SEQUENCE_AT:] = _big_endian(sequence[order].view(np.uint64))
-    bounds = np.arange(len(order) + 1, dtype=np.int64) * _ENTRY_BYTES
-    return SstEntries(ByteStrings(matrix.reshape(-1), bounds), rows.take(order), None)
+    columns: list[np.ndarray] = [groups[order], hashes[order], sequence[order].view(np.uint64)]
+    matrix = heads(partition, [big_endian(column) for column in columns])
+    return SstEntries(ByteStrings.rows_of(matrix), rows.take(order), None)
 
 
 def key_prefixes(partition: int, hashes: UInt64Array, max_parallelism: int) -> list[bytes]:
     """What the entries of all rows of a key begin with, ascending, for n different hashes."""
-    order = np.lexsort((hashes, key_group_of(hashes, max_parallelism)))
-    matrix = _prefixes(partition, hashes[order], max_parallelism)
+    groups = key_group_of(hashes, max_parallelism)
+    order = np.lexsort((hashes, groups))
+    matrix = heads(partition, [big_endian(groups[order]), big_endian(hashes[order])])
     found: list[bytes] = matrix.reshape(-1).view(f"V{_SEQUENCE_AT}").tolist()
     return found
 
@@ -55,17 +59,3 @@ def row_sequences(names: list[bytes]) -> Int64Array:
     matrix = np.frombuffer(b"".join(names), np.uint8).reshape(len(names), _ENTRY_BYTES)
     words = np.ascontiguousarray(matrix[:, _SEQUENCE_AT:]).view(">i8")
     return words.reshape(-1).astype(np.int64)
-
-
-def _prefixes(partition: int, hashes: UInt64Array, max_parallelism: int) -> np.ndarray:
-    matrix = np.empty((len(hashes), _SEQUENCE_AT), np.uint8)
-    head = np.frombuffer(partition.to_bytes(PARTITION_BYTES, "big"), np.uint8)
-    matrix[:, :PARTITION_BYTES] = head
-    groups = key_group_of(hashes, max_parallelism).astype(">u2").view(np.uint8)
-    matrix[:, PARTITION_BYTES:_HASH_AT] = groups.reshape(len(hashes), GROUP_BYTES)
-    matrix[:, _HASH_AT:] = _big_endian(hashes)
-    return matrix
-
-
-def _big_endian(words: np.ndarray) -> np.ndarray:
-    return words.astype(">u8").view(np.uint8).reshape(len(words), _WORD_BYTES)

@@ -9,14 +9,14 @@ from typing import Final
 import pyarrow as pa
 
 from penstock.pb import checkpoint_pb2
-from penstock.storage.entries.entry_rows import field_codec
 from penstock.storage.run_columns import (
     ADDED,
-    CODEC,
     DELETED_FIELD,
     KEY_GROUP_FIELD,
     OBJECT_KINDS,
     SEQUENCE,
+    codec_field,
+    field_codec,
 )
 from penstock.storage.run_lists import marked
 
@@ -64,7 +64,7 @@ def stored_table(name: str, kind: str, schema: pa.Schema) -> tuple[str, bytes]:
     if kind in OBJECT_KINDS:
         name = COLUMN_PREFIX + name
         codec = field_codec(kept[-1])
-        kept[-1] = pa.field("value", codec.column_type, metadata={CODEC: codec.name.encode()})
+        kept[-1] = codec_field("value", codec)
         return name, pa.schema(kept).serialize().to_pybytes()
     return name, pa.schema(kept, metadata=schema.metadata).serialize().to_pybytes()
 

@@ -7,6 +7,7 @@ when its key is entered: a value as it is (stored values never change in place),
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from typing_extensions import override
 
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
+from penstock.storage.run_columns import codec_field
 from taskmanager.kernels import encode_keys
 from taskmanager.kernels.tombstones import Tombstones
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
@@ -24,11 +26,9 @@ from taskmanager.state.hashmap.object_column import (
     ColumnExport,
     ColumnHome,
     ObjectColumn,
-    codec_field,
 )
 from taskmanager.state.hashmap.object_sizes import average_bytes
 from taskmanager.state.run_format import split_tombstones
-from taskmanager.state.snapshot_table import RestoredPart
 
 
 class ValueColumn(ObjectColumn):
@@ -40,21 +40,20 @@ class ValueColumn(ObjectColumn):
     """
 
     kind = "value"
+    by_slot = MappingProxyType({**ObjectColumn.by_slot, "_versions": -1})
+    _versions: Int64Array
+    """-1 = the slot holds nothing."""
 
     def __init__(self, home: ColumnHome, descriptor: StateDescriptor) -> None:
         *identity, value = self._fields(descriptor)
         super().__init__(home, descriptor, identity, value)
         self.values: list[Any] = [ABSENT] * home.room
-        # -1 = the slot holds nothing.
-        self._versions = np.full(home.room, -1, np.int64)
         self._tombstones = Tombstones[KeyBatch]()
 
     @override
     def grow(self, room: int) -> None:
-        missing = room - len(self.values)
         super().grow(room)
-        self.values += [ABSENT] * missing
-        self._versions = np.append(self._versions, np.full(missing, -1, np.int64))
+        self.values += [ABSENT] * (room - len(self.values))
 
     @override
     def save(self, slots: Int64Array) -> None:
@@ -132,7 +131,7 @@ class ValueColumn(ObjectColumn):
         self._tombstones.forget(version)
 
     @override
-    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+    def load(self, batches: Iterable[pa.RecordBatch], rows_max: int) -> None:
         for batch in batches:
             removed, rows = split_tombstones(batch, self._key_count)
             if removed is not None:
@@ -147,7 +146,7 @@ class ValueColumn(ObjectColumn):
         used = np.flatnonzero(self.present)
         step = max(1, len(used) // 64)
         average = average_bytes([self.values[slot] for slot in used[::step].tolist()])
-        return int(len(used) * average) + len(self.values) * 8 + self._versions.nbytes
+        return int(len(used) * average) + len(self.values) * 8 + self._array_bytes()
 
     def copy_cells(self, slots: Int64Array) -> list[Any]:
         """The cells of slots, which a bundle may now change."""
@@ -167,10 +166,8 @@ class ValueColumn(ObjectColumn):
         """The columns behind the key; the cells come last."""
         return [codec_field("value", descriptor.codec)]
 
-    def _export(
-        self, since_version: int, max_parallelism: int, buried: list[KeyBatch]
-    ) -> CellExport:
-        return CellExport(self, self._home, since_version, max_parallelism, buried)
+    def _export(self, *about: Any) -> CellExport:
+        return CellExport(self, *about)
 
     def _restored(self, slots: Int64Array, rows: pa.RecordBatch) -> list[Any]:
         """The cells of slots, of which these rows are loaded."""
@@ -199,15 +196,14 @@ class CellExport(ColumnExport):
     def __init__(
         self,
         column: ValueColumn,
-        home: ColumnHome,
         since_version: int,
         max_parallelism: int,
         tombstones: list[KeyBatch],
     ) -> None:
-        super().__init__(column, home, since_version, max_parallelism)
+        super().__init__(column, since_version, max_parallelism)
         self._cells = column
         self._tombstones = tombstones
-        self._now_ms = home.now_ms()
+        self._now_ms = self._home.now_ms()
         self._after = since_version or -1
         self._cursor = 0
         self._stop = len(column.values)

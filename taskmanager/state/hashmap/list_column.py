@@ -13,24 +13,22 @@ Example: a list of three items, one of them added since the last export, and a l
 from __future__ import annotations
 
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
-from penstock.storage.run_columns import APPENDED_FIELD
+from penstock.storage.run_columns import APPENDED_FIELD, codec_field
+from taskmanager.kernels.tombstones import Tombstones
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
 from taskmanager.state.hashmap.cell_columns import CellExport, ValueColumn
-from taskmanager.state.hashmap.object_column import ColumnExport, ColumnHome, codec_field
+from taskmanager.state.hashmap.object_column import ColumnExport, ColumnHome
 
 LOGGED_MIN: Final = 1 << 20
 """So many entries of logs are always kept, 16 bytes each."""
-
-Log = list[tuple[Int64Array, Int64Array]]
-"""Slots, and how long their lists were."""
 
 
 class ListColumn(ValueColumn):
@@ -43,22 +41,17 @@ class ListColumn(ValueColumn):
     """
 
     kind = "list"
+    by_slot = MappingProxyType({**ValueColumn.by_slot, "_lengths": 0, "_replaced_in": -1})
+    _lengths: Int64Array
+    """At the end of the last bundle."""
+    _replaced_in: Int64Array
+    """The version in which the list was last replaced or begun."""
 
     def __init__(self, home: ColumnHome, descriptor: StateDescriptor) -> None:
         super().__init__(home, descriptor)
         self.replaced: list[int] = []
-        # By slot: length at the end of the last bundle, and the version in which the list was last replaced or begun.
-        self._lengths = np.zeros(home.room, np.int64)
-        self._replaced_in = np.full(home.room, -1, np.int64)
-        self._logs: dict[int, Log] = {}
-        self._logged_count = 0
-
-    @override
-    def grow(self, room: int) -> None:
-        missing = room - len(self.values)
-        super().grow(room)
-        self._lengths = np.append(self._lengths, np.zeros(missing, np.int64))
-        self._replaced_in = np.append(self._replaced_in, np.full(missing, -1, np.int64))
+        # Slots, and how long their lists were.
+        self._logs = Tombstones[tuple[Int64Array, Int64Array]]()
 
     @override
     def _left(self, slots: Int64Array, gone: Int64Array) -> Int64Array:
@@ -70,9 +63,8 @@ class ListColumn(ValueColumn):
         """These different slots have changed: logs how long their lists were, once in a version."""
         versions, values = self._versions[slots], self.values
         known = slots[(versions >= 0) & (versions < self.version)]
-        if len(known) and self._tombstones.are_kept(self.version):
-            self._logs.setdefault(self.version, []).append((known, self._lengths[known]))
-            self._logged_count += len(known)
+        if self._tombstones.are_kept(self.version):
+            self._logs.bury(self.version, (known, self._lengths[known]), len(known))
         self._replaced_in[slots[versions < 0]] = self.version
         self._replaced_in[self.replaced] = self.version
         cells = [values[slot] for slot in slots.tolist()]
@@ -86,9 +78,8 @@ class ListColumn(ValueColumn):
 
     @override
     def seal(self, since_version: int, max_parallelism: int) -> ColumnExport:
-        if self.gives_up_tombstones and self._logged_count > max(
-            LOGGED_MIN, 2 * int(self.present.sum())
-        ):
+        kept_max = max(LOGGED_MIN, 2 * int(self.present.sum()))
+        if self.gives_up_tombstones and self._logs.size > kept_max:
             # Rather a full snapshot than ever more logs of what was touched.
             self.forget(self.version)
             self._tombstones.restart(self.version)
@@ -97,8 +88,7 @@ class ListColumn(ValueColumn):
     @override
     def forget(self, version: int) -> None:
         super().forget(version)
-        for old in [old for old in self._logs if old <= version]:
-            self._logged_count -= sum(len(slots) for slots, _ in self._logs.pop(old))
+        self._logs.forget(version)
 
     def _joined(self, slots: Int64Array, cells: list[Any], appended: pa.Array) -> list[Any]:
         """Lists with what was loaded before in front, also in rows before, where they are added to that."""
@@ -117,8 +107,7 @@ class ListColumn(ValueColumn):
 
     @override
     def memory_bytes(self) -> int:
-        own = self._lengths.nbytes + self._replaced_in.nbytes + 16 * self._logged_count
-        return super().memory_bytes() + own
+        return super().memory_bytes() + 16 * self._logs.size
 
     @override
     def column_of(self, cells: list[Any]) -> pa.Array:
@@ -138,25 +127,16 @@ class ListColumn(ValueColumn):
         return [APPENDED_FIELD, codec_field("items", descriptor.codec, kind)]
 
     @override
-    def _export(
-        self, since_version: int, max_parallelism: int, buried: list[KeyBatch]
-    ) -> CellExport:
-        starts = self._starts(since_version)
-        return ListExport(self, self._home, since_version, max_parallelism, buried, starts)
+    def _export(self, *about: Any) -> CellExport:
+        return ListExport(self, *about)
 
-    def _starts(self, since_version: int) -> Int64Array:
+    def starts(self, since_version: int) -> Int64Array:
         """By slot: how many items are in the segments before, where nothing else became of these since; else 0."""
         starts = np.zeros(len(self.values), np.int64)
         if not since_version:
             return starts
-        newest_first = sorted(self._logs, reverse=True)
-        newer = [
-            part
-            for version in newest_first
-            if version > since_version
-            for part in self._logs[version]
-        ]
-        for slots, lengths in newer:  # the oldest one stays
+        newer = self._logs.after(since_version)
+        for slots, lengths in reversed(newer):  # the oldest one stays
             starts[slots] = lengths
         for slots, _ in newer:
             starts[slots[self._replaced_in[slots] > since_version]] = 0
@@ -196,24 +176,12 @@ class ListColumn(ValueColumn):
 
 
 class ListExport(CellExport):
-    """A sealed column of lists.
+    """A sealed column of lists."""
 
-    Args:
-        starts: by slot how many items at the front are not exported; 0 = the list replaces what was before.
-    """
-
-    def __init__(
-        self,
-        column: ListColumn,
-        home: ColumnHome,
-        since_version: int,
-        max_parallelism: int,
-        tombstones: list[KeyBatch],
-        starts: Int64Array,
-    ) -> None:
-        super().__init__(column, home, since_version, max_parallelism, tombstones)
+    def __init__(self, column: ListColumn, since_version: int, *about: Any) -> None:
+        super().__init__(column, since_version, *about)
         self._lists = column
-        self._starts = starts
+        self._starts = column.starts(since_version)
 
     @override
     def _copies(self, slots: Int64Array) -> list[Any]:

@@ -18,6 +18,7 @@ from typing_extensions import override
 from penstock.storage.codec import StateCodec
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
+from penstock.storage.run_columns import codec_field
 from taskmanager.kernels import encode_keys
 from taskmanager.kernels.tombstones import Tombstones
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
@@ -27,10 +28,8 @@ from taskmanager.state.hashmap.object_column import (
     ColumnExport,
     ColumnHome,
     ObjectColumn,
-    codec_field,
 )
 from taskmanager.state.hashmap.object_sizes import average_bytes
-from taskmanager.state.snapshot_table import RestoredPart
 
 Log = dict[int, set[Any]]
 """Entries by slot."""
@@ -61,9 +60,8 @@ class MapColumn(ObjectColumn):
 
     @override
     def grow(self, room: int) -> None:
-        missing = room - len(self.maps)
         super().grow(room)
-        self.maps += [None] * missing
+        self.maps += [None] * (room - len(self.maps))
 
     def get(self, slot: int, key: Any) -> Any:
         """The stored value, or ``ABSENT``."""
@@ -158,7 +156,7 @@ class MapColumn(ObjectColumn):
         since = self._tombstones.since(since_version)
         logs = [log for version, log in self.logs.items() if since and version > since]
         buried = self._tombstones.after(since) if since else []
-        export = MapExport(self, self._home, since, max_parallelism, logs, buried)
+        export = MapExport(self, since, max_parallelism, logs, buried)
         self.version += 1
         self._log = self.logs[self.version] = {}
         with self._home.lock:
@@ -172,7 +170,7 @@ class MapColumn(ObjectColumn):
         self._tombstones.forget(version)
 
     @override
-    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+    def load(self, batches: Iterable[pa.RecordBatch], rows_max: int) -> None:
         for batch in batches:
             slots = self._home.restored_slots(encode_keys(batch.columns[2 : 2 + self._key_count]))
             keys = self.key_codec.stored(batch.column(2 + self._key_count))
@@ -232,17 +230,16 @@ class MapExport(ColumnExport):
     def __init__(
         self,
         column: MapColumn,
-        home: ColumnHome,
         since_version: int,
         max_parallelism: int,
         logs: list[Log],
         tombstones: list[tuple[KeyBatch, list[Any]]],
     ) -> None:
-        super().__init__(column, home, since_version, max_parallelism)
+        super().__init__(column, since_version, max_parallelism)
         self._maps = column
         self._logs = logs
         self._tombstones = tombstones
-        self._now_ms = home.now_ms()
+        self._now_ms = self._home.now_ms()
         self._stop = len(column.maps)
         self._saved: dict[int, dict[Any, Any]] = {}
 

@@ -6,6 +6,7 @@ Cells are stored forms as elsewhere (int, float, bool), so snapshots are those o
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -87,10 +88,12 @@ class NumberColumn(ValueColumn):
         changed_numbers: bool[room], slots whose number a loop has changed; see ``put_numbers``. All False outside of bundles.
     """
 
+    by_slot = MappingProxyType({**ValueColumn.by_slot, "changed_numbers": False})
+    changed_numbers: BoolArray
+
     def __init__(self, home: ColumnHome, descriptor: StateDescriptor) -> None:
         super().__init__(home, descriptor)
         self.values: Any = NumberCells(descriptor.number_kind, home.room)
-        self.changed_numbers: BoolArray = np.zeros(home.room, np.bool_)
         self._loop_slots: list[Int64Array] = []
 
     def put_numbers(self, slots: Int64Array) -> None:
@@ -101,12 +104,6 @@ class NumberColumn(ValueColumn):
     @override
     def has_changed(self) -> bool:
         return bool(self.changed or self._loop_slots)
-
-    @override
-    def grow(self, room: int) -> None:
-        super().grow(room)
-        missing = np.zeros(room - len(self.changed_numbers), np.bool_)
-        self.changed_numbers = np.append(self.changed_numbers, missing)
 
     @override
     def leave(self) -> Int64Array:
@@ -129,7 +126,7 @@ class NumberColumn(ValueColumn):
 
     @override
     def memory_bytes(self) -> int:
-        return int(self.values.nbytes + self._versions.nbytes + self.changed_numbers.nbytes)
+        return int(self.values.nbytes + self._array_bytes())
 
     @override
     def copy_cells(self, slots: Int64Array) -> list[Any]:

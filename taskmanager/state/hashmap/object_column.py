@@ -5,22 +5,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Protocol
 
-import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.storage.codec import StateCodec
 from penstock.storage.key_encoding import KeyBatch
-from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import BoolArray, Int64Array
-from penstock.storage.run_columns import CODEC
+from penstock.storage.run_columns import key_fields, keyed_schema
 from taskmanager.kernels.record_versions import ReleasedError
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
-from taskmanager.state.keyed_rows import keyed_schema
-from taskmanager.state.run_format import key_fields, plain_keys
-from taskmanager.state.snapshot_table import RestoredPart, SealedTable
+from taskmanager.state.sealed_records import marked_rows
+from taskmanager.state.slot_arrays import SlotArrays
+from taskmanager.state.snapshot_table import SealedTable
 
 CHUNK_SLOTS: Final = 1 << 13
 TOMBSTONES_MIN: Final = 1 << 16
@@ -52,7 +50,7 @@ class ColumnHome(Protocol):
         """The slots of keys, new ones included."""
 
 
-class ObjectColumn(ABC):
+class ObjectColumn(SlotArrays, ABC):
     """A state of a key space.
 
     Args:
@@ -68,6 +66,8 @@ class ObjectColumn(ABC):
     """
 
     kind = ""
+    by_slot = MappingProxyType({"present": False})
+    present: BoolArray
     gives_up_tombstones: ClassVar[bool] = True
     """Where there are too many, the next snapshot is a full one."""
 
@@ -80,7 +80,7 @@ class ObjectColumn(ABC):
     ) -> None:
         self.changed: list[int] = []
         self.removed: list[int] | None = None
-        self.present: BoolArray = np.zeros(home.room, np.bool_)
+        self._make_arrays(home.room)
         self.descriptor = descriptor
         self.exports: list[ColumnExport] = []
         self.version = 1
@@ -109,8 +109,7 @@ class ObjectColumn(ABC):
 
     def grow(self, room: int) -> None:
         """Makes room for the slots up to ``room`` - 1."""
-        added = np.zeros(room - len(self.present), np.bool_)
-        self.present = np.append(self.present, added)
+        self._reserve(room)
 
     def is_empty(self, cell: Any) -> bool:
         """There is nothing in a cell."""
@@ -141,7 +140,7 @@ class ObjectColumn(ABC):
         """Tombstones up to the version may go."""
 
     @abstractmethod
-    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+    def load(self, batches: Iterable[pa.RecordBatch], rows_max: int) -> None:
         """Adds restored rows."""
 
     @abstractmethod
@@ -163,12 +162,10 @@ class ColumnExport(SealedTable, ABC):
         since_version: changes after it, 0 = all content.
     """
 
-    def __init__(
-        self, column: ObjectColumn, home: ColumnHome, since_version: int, max_parallelism: int
-    ) -> None:
+    def __init__(self, column: ObjectColumn, since_version: int, max_parallelism: int) -> None:
         super().__init__(since_version, column.version, None)
         self._column = column
-        self._home = home
+        self._home = column._home
         self._max_parallelism = max_parallelism
         self._schema = column.schema()
         self._is_released = False
@@ -196,15 +193,5 @@ class ColumnExport(SealedTable, ABC):
     def _batch(
         self, keys: KeyBatch, is_deleted: bool | BoolArray, content: Sequence[pa.Array]
     ) -> pa.RecordBatch:
-        groups = key_group_of(keys.hashes, self._max_parallelism)
-        if isinstance(is_deleted, bool):
-            deleted = pa.repeat(is_deleted, len(keys))
-        else:
-            deleted = pa.array(is_deleted)
-        arrays = [pa.array(groups), deleted, *plain_keys(keys).to_arrays(), *content]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-
-
-def codec_field(name: str, codec: StateCodec, kind: pa.DataType | None = None) -> pa.Field:
-    """A column of stored values."""
-    return pa.field(name, kind or codec.column_type, metadata={CODEC: codec.name.encode()})
+        count = len(self._home.key_types)
+        return marked_rows(self._schema, count, self._max_parallelism, keys, is_deleted, content)

@@ -16,7 +16,7 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.blobs import SnapshotReader
 from penstock.storage.run_columns import BACKEND, CODEC, FORMATS_READ, within
 from penstock.storage.run_lists import marked, with_marks
-from penstock.storage.run_merge import identity_of, latest, merged_at_once
+from penstock.storage.run_merge import identity_of, merged_rows
 from penstock.storage.run_reader import SegmentPlace, chain_batches
 from taskmanager.state.aggregate_change import AggregateChange, aggregate_change
 from taskmanager.state.hashmap.chains import Chain, Segment
@@ -56,7 +56,10 @@ class RestoredRows:
             StoreCorrupt: a file is not what was written.
             StoreNotFound: a file is gone.
         """
-        yield from self._rows(self.chain, self.key_groups)
+        for batch in chain_batches(self.reader, map(self._place, self.chain), self.key_groups):
+            rows = within(batch, self.key_groups)
+            if rows.num_rows:
+                yield with_marks(rows) if self.kind == "list" else rows
 
     def latest(self) -> Iterator[pa.RecordBatch]:
         """The rows that count, some key-groups after the others; of lists whole ones.
@@ -66,17 +69,9 @@ class RestoredRows:
             StoreNotFound: a file is gone.
         """
         identity = identity_of(self.kind, self.schema)
-        chain = [segment for segment in self.chain if segment.size_bytes]
-        for key_groups in merged_at_once([segment.parts for segment in chain], self.key_groups):
-            rows = self._rows(chain, key_groups)
-            counting = latest(list(rows), identity) if identity else rows
-            yield from map(with_marks, counting) if self.kind == "list" else counting
-
-    def _rows(self, chain: Iterable[Segment], key_groups: range) -> Iterator[pa.RecordBatch]:
-        for batch in chain_batches(self.reader, map(self._place, chain), key_groups):
-            rows = within(batch, key_groups)
-            if rows.num_rows:
-                yield with_marks(rows) if self.kind == "list" else rows
+        chain = [self._place(segment) for segment in self.chain if segment.size_bytes]
+        rows = merged_rows(self.reader, chain, identity, self.key_groups)
+        return map(with_marks, rows) if self.kind == "list" else rows
 
     def _place(self, segment: Segment) -> SegmentPlace:
         return SegmentPlace(

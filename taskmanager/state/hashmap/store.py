@@ -55,7 +55,7 @@ from taskmanager.state.pacer_runner import Pacer
 from taskmanager.state.pacing import SnapshotTimes
 from taskmanager.state.row_table import RowTable
 from taskmanager.state.session_table import SessionTable
-from taskmanager.state.snapshot_table import RestoredPart, SnapshotTable
+from taskmanager.state.snapshot_table import SnapshotTable
 from taskmanager.state.state_sizes import StateSizes
 
 T = TypeVar("T", bound=SnapshotTable)
@@ -315,26 +315,25 @@ class HashMapStateBackend(KeyedStateBackend):
 
     def _loaded(self, name: str, parts: list[RestoredRows], table: T) -> T:
         state = f"state {name!r} of {self._owner}"
-        for index, rows in enumerate(parts):
-            part = RestoredPart(rows.key_groups, index, len(parts), rows.rows_max)
-            if isinstance(table, ObjectColumn) and self._load_migrated(table, rows, part):
+        for rows in parts:
+            if isinstance(table, ObjectColumn) and self._load_migrated(table, rows):
                 self._migrated.add(name)
                 continue
             change = restored_change(rows, table.kind, table.schema(), state)
             if change is not None and change.changes(rows.schema):
                 self._migrated.add(name)
-                table.load(change.batches(rows.batches()), part)
+                table.load(change.batches(rows.batches()), rows.rows_max)
             else:
-                table.load(rows.batches(), part)
+                table.load(rows.batches(), rows.rows_max)
         return table
 
-    def _load_migrated(self, column: ObjectColumn, rows: RestoredRows, part: RestoredPart) -> bool:
+    def _load_migrated(self, column: ObjectColumn, rows: RestoredRows) -> bool:
         """Loads values that were stored with another codec; False = they were not."""
         now_ms, schema = self._environment.clock.now_ms(), column.schema()
         migration = migration_of(rows.kind, rows.schema, schema, column.descriptor, now_ms)
         if migration is None:
             return False
-        column.load(migration.batches(rows.batches(), schema), part)
+        column.load(migration.batches(rows.batches(), schema), rows.rows_max)
         return True
 
     # -- snapshot

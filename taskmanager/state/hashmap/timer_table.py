@@ -14,15 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.storage.entries.firing_order import Place
-from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_encoding import KeyBatch, retyped
 from penstock.storage.key_types import BoolArray, Int64Array, value_type
 from penstock.storage.run_columns import TIMER_KIND
 from taskmanager.kernels import RecordTable, Rows, distinct, encode_keys
 from taskmanager.kernels.tombstones import FIRST_VERSION
-from taskmanager.state.key_batches import retyped
 from taskmanager.state.run_format import split_tombstones
 from taskmanager.state.sealed_records import record_batches
-from taskmanager.state.snapshot_table import RestoredPart, SealedTable
+from taskmanager.state.snapshot_table import SealedTable
 from taskmanager.state.timer_order import TimerOrder, timer_schema
 
 _SLACK: Final = 1 << 12
@@ -125,9 +124,9 @@ class HashMapTimerTable:
         """Tombstones up to the version may go."""
         self._timers.versions.forget(version)
 
-    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
+    def load(self, batches: Iterable[pa.RecordBatch], rows_max: int) -> None:
         """Adds restored timers."""
-        self._timers.reserve(len(self._timers) + part.rows_max)
+        self._timers.reserve(len(self._timers) + rows_max)
         identity_count = len(self._types) + 1
         loaded: list[pa.RecordBatch] = []
         for batch in batches:

@@ -10,11 +10,10 @@ import numpy as np
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.entries.entry_keys import entry_keys, entry_order
 from penstock.storage.entries.entry_values import encoded_rows
-from penstock.storage.key_encoding import bounds_of
+from penstock.storage.key_encoding import bounds_of, concatenated_keys
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import Rows
 from taskmanager.kernels.accumulators import Values
-from taskmanager.state.key_batches import concatenated_keys
 
 PART_ENTRIES: Final = 1 << 20
 """Of records that become entries at once: many more would take much memory beside the table they come from."""

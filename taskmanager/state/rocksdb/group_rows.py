@@ -18,13 +18,12 @@ from typing_extensions import override
 from penstock.storage.entries.byte_strings import SstEntries
 from penstock.storage.entries.entry_keys import partition_bounds
 from penstock.storage.entries.entry_values import decoded_rows
-from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_encoding import KeyBatch, concatenated_keys
 from taskmanager.kernels import RecordTable, Rows, distinct
 from taskmanager.kernels.record_versions import RecordExport
 from taskmanager.kernels.slot_table import LOAD_PERCENT
 from taskmanager.state.backend import AggregateDescriptor
 from taskmanager.state.group_table import GroupTable, TableInputs, TableRows
-from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.entry_batches import PART_ENTRIES, concat_rows, sorted_entries
 from taskmanager.state.rocksdb.partitions import Partition

@@ -12,11 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
-from penstock.storage.entries.entry_keys import entry_keys, entry_order
-from penstock.storage.entries.keyed_values import NUMBER_BYTES, SIGN
+from penstock.storage.entries.entry_keys import big_endian, entry_keys, entry_order
+from penstock.storage.entries.keyed_values import SIGN
 from penstock.storage.entries.row_values import encoded_values
-from penstock.storage.key_encoding import KeyBatch, bounds_of
-from penstock.storage.key_loops import LOOPS
+from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import distinct, encode_keys
 from taskmanager.state.rocksdb.entry_batches import concat_strings
@@ -44,7 +43,8 @@ def keyed_entries(
     order = order[is_last]
     names = entry_keys(partition, keys.take(order), max_parallelism)
     if numbers is not None:
-        names = _with_numbers(names, numbers[order])
+        behind = big_endian(numbers[order].view(np.uint64) ^ SIGN)
+        names = names.followed_by(ByteStrings.rows_of(behind))
     gone = deleted[order]
     return SstEntries(names, values.take(order), gone if gone.any() else None)
 
@@ -75,15 +75,3 @@ def batch_entries(
 def joined_column(batches: list[pa.RecordBatch], place: int) -> Any:
     """One column of all batches."""
     return pa.concat_arrays([batch.column(place) for batch in batches])
-
-
-def _with_numbers(names: ByteStrings, numbers: Int64Array) -> ByteStrings:
-    lengths = names.lengths()
-    offsets = bounds_of(lengths + NUMBER_BYTES)
-    data = np.empty(int(offsets[-1]), np.uint8)
-    LOOPS.copy_ranges(names.data, names.offsets[:-1], data, offsets[:-1], lengths)
-    words = (numbers.view(np.uint64) ^ SIGN).astype(">u8").view(np.uint8)
-    starts = np.arange(len(names), dtype=np.int64) * NUMBER_BYTES
-    widths = np.full(len(names), NUMBER_BYTES, np.int64)
-    LOOPS.copy_ranges(words, starts, data, offsets[:-1] + lengths, widths)
-    return ByteStrings(data, offsets)

@@ -10,9 +10,8 @@ import pyarrow as pa
 from penstock.errors import TaskFailure
 from penstock.pb import checkpoint_pb2
 from penstock.storage.key_types import value_type
-from penstock.storage.run_columns import ADDED, CODEC
+from penstock.storage.run_columns import ADDED, CODEC, codec_field
 from taskmanager.state.descriptors import StateDescriptor
-from taskmanager.state.hashmap.object_column import codec_field
 from taskmanager.state.rocksdb.cache_host import StoredTable
 
 

@@ -19,10 +19,11 @@ from penstock.storage.entries.byte_strings import SstEntries
 from penstock.storage.entries.entry_keys import (
     entries_by_key,
     entry_keys,
+    map_name,
 )
-from penstock.storage.entries.entry_rows import content_of, field_codec, key_types_of
+from penstock.storage.entries.entry_rows import content_of, key_types_of
 from penstock.storage.entries.entry_values import encoded_rows
-from penstock.storage.entries.list_entries import LENGTH_BYTES
+from penstock.storage.entries.list_entries import head_value
 from penstock.storage.entries.row_entries import row_entries
 from penstock.storage.entries.row_values import check_storable, encoded_values
 from penstock.storage.entries.timer_entries import timer_entries
@@ -32,6 +33,7 @@ from penstock.storage.run_columns import (
     OBJECT_KINDS,
     ROW_KEYS,
     TIMER_KIND,
+    field_codec,
 )
 from taskmanager.kernels import AccumulatorKind, distinct, encode_keys
 from taskmanager.state.accumulator_columns import from_columns
@@ -168,10 +170,7 @@ class _Objects(RunEntries):
         if self._map_key is None:
             return heads
         encoded = map(self._map_key.encode, self._map_key.stored(batch.column(self._key_stop)))
-        return [
-            head + key + len(key).to_bytes(LENGTH_BYTES, "big")
-            for head, key in zip(heads, encoded, strict=True)
-        ]
+        return list(map(map_name, heads, encoded))
 
     def _encoded(self, column: pa.Array) -> list[bytes]:
         if not self._is_list:
@@ -179,8 +178,7 @@ class _Objects(RunEntries):
         items = list(map(self._codec.encode, self._codec.stored(column.flatten())))
         found, start = [], 0
         for length in pc.list_value_length(column).to_pylist():
-            parts = items[start : start + length]
-            found.append(b"".join(part for one in parts for part in (_length(one), one)))
+            found.append(head_value(0, items[start : start + length]))
             start += length
         return found
 
@@ -211,7 +209,3 @@ def _timers(partition: int, keys: KeyBatch, times: pa.Array, deleted: BoolArray)
     timers = encode_keys([*keys.to_arrays(), times]).take(last_first)
     rows = last_first[distinct(timers)[0]]
     return timer_entries(partition, keys.take(rows), times.to_numpy()[rows], deleted[rows])
-
-
-def _length(item: bytes) -> bytes:
-    return len(item).to_bytes(LENGTH_BYTES, "little")

@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.pb import checkpoint_pb2
+from penstock.storage.batch_parts import in_parts
 from penstock.storage.entries.run_states import ENDS, ends_table, stored_table
 from penstock.storage.run_columns import TIMER_KIND
 from taskmanager.state.backend import NO_NAMESPACE, BackendEnvironment
-from taskmanager.state.batch_parts import in_parts
 from taskmanager.state.hashmap.restored_rows import RestoredRows, restored_rows
 from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.entry_batches import EntryFiles

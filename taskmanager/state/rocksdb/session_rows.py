@@ -28,18 +28,17 @@ from typing_extensions import override
 
 from penstock.storage.entries.byte_strings import SstEntries
 from penstock.storage.entries.entry_keys import partition_bounds
-from penstock.storage.entries.timer_entries import decoded_timers, timer_entries, timer_place
+from penstock.storage.entries.timer_entries import decoded_timers, timer_place
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array
 from taskmanager.kernels import encode_keys
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.rocksdb.cache_host import TableHome
-from taskmanager.state.rocksdb.keyed_entries import joined_column
 from taskmanager.state.rocksdb.partitions import Partition
+from taskmanager.state.rocksdb.run_entries import Sessions
 from taskmanager.state.rocksdb.spilled_table import RemovedKeys, SpilledKeyedTable
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
 from taskmanager.state.session_table import SessionTable
-from taskmanager.state.snapshot_table import RestoredPart
 
 PART_ROWS: Final = 1 << 13
 """About so many ends are looked at at once."""
@@ -131,8 +130,8 @@ class StoredSessionTable(SpilledKeyedTable, SessionTable):
         return None if first == _NEVER else first
 
     @override
-    def load(self, batches: Iterable[pa.RecordBatch], part: RestoredPart) -> None:
-        super().load(batches, part)
+    def load(self, batches: Iterable[pa.RecordBatch], rows_max: int) -> None:
+        super().load(batches, rows_max)
         self._outlive_firing = self._outlive_firing or bool(self._fired.any())
 
     @override
@@ -149,14 +148,9 @@ class StoredSessionTable(SpilledKeyedTable, SessionTable):
     @override
     def _entries(self, batches: list[pa.RecordBatch]) -> list[SstEntries]:
         """Sessions, and when they end."""
-        parts = super()._entries(batches)
-        living = [batch for batch in batches if not batch.column(1).true_count]
-        if living:
-            stop = 2 + len(self._types)
-            keys = encode_keys([joined_column(living, place) for place in range(2, stop)])
-            ends = joined_column(living, stop + 1).to_numpy()
-            parts.append(timer_entries(self.end_partition, keys, ends))
-        return parts
+        assert isinstance(self._run_entries, Sessions)
+        ends = self._run_entries.ends(self.end_partition, batches)
+        return [*super()._entries(batches), ends]
 
     @override
     def close(self) -> list[int]:

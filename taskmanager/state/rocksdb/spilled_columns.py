@@ -4,8 +4,7 @@ The columns are those of the in-memory backend. What a key has of values and lis
 when the key is, entries of maps one by one when they are asked for. Changes stay in memory until a freeze
 has written them; an export (``CellExport``, ``MapExport``) reads them on another thread meanwhile.
 
-Entry keys are ``partition | rest of the key`` (see ``entry_keys``); a map's entry has the encoded key of
-the map behind that, and its length (4 bytes, big-endian), which tells where it begins.
+Entry keys are ``partition | rest of the key`` (see ``entry_keys``); a map's entry has the key in the map behind that.
 """
 
 from __future__ import annotations
@@ -18,7 +17,13 @@ import numpy as np
 from typing_extensions import override
 
 from penstock.storage.entries.byte_strings import SstEntries
-from penstock.storage.entries.entry_keys import PARTITION_BYTES, entries_by_key, entry_keys
+from penstock.storage.entries.entry_keys import (
+    PARTITION_BYTES,
+    entries_by_key,
+    entry_keys,
+    map_name,
+    map_parts,
+)
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.state.descriptors import ABSENT, StateDescriptor
 from taskmanager.state.hashmap.cell_columns import CellExport, ValueColumn
@@ -31,7 +36,6 @@ from taskmanager.state.hashmap.object_column import (
 from taskmanager.state.rocksdb.database_store import Database
 from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Sealed, Spilled
 
-LENGTH_BYTES: Final = 4
 CELL_BYTES: Final = 80
 """What a cell in memory takes beside its content."""
 PACE_CELLS: Final = 2048
@@ -175,8 +179,7 @@ class SpilledValues(SpilledColumn, ValueColumn):
     def keep(self, slots: list[int]) -> None:
         values, missing = self.values, len(self.values) - len(slots)
         values[:] = [values[slot] for slot in slots] + [ABSENT] * missing
-        self._versions = np.append(self._versions[slots], np.full(missing, -1, np.int64))
-        self.present = np.append(self.present[slots], np.zeros(missing, np.bool_))
+        self._move_slots(slots)
 
     @override
     def memory_bytes(self) -> int:
@@ -249,8 +252,7 @@ class SpilledMaps(SpilledColumn, MapColumn):
 
     @override
     def rest_of(self, name: bytes, data: bytes) -> bytes:
-        length = int.from_bytes(name[-LENGTH_BYTES:], "big")
-        return name[PARTITION_BYTES : len(name) - LENGTH_BYTES - length]
+        return map_parts(name)[0][PARTITION_BYTES:]
 
     @override
     def leave(self) -> Int64Array:
@@ -297,7 +299,7 @@ class SpilledMaps(SpilledColumn, MapColumn):
         encode, limit = self.key_codec.encode, self._spill_home.max_parallelism
         for keys, map_keys, cells in export.entries():
             heads = entry_keys(self.partition, keys, limit).to_list()
-            names = map(_entry_name, heads, map(encode, map_keys))
+            names = map(map_name, heads, map(encode, map_keys))
             yield from zip(names, map(self._encoded, cells), strict=True)
 
     def _map(self, slot: int) -> dict[Any, Any]:
@@ -315,21 +317,15 @@ class SpilledMaps(SpilledColumn, MapColumn):
         return self.is_stored and slot not in self._complete and bool(self.items(slot))
 
     def _name(self, slot: int, key: Any) -> bytes:
-        return _entry_name(self.head + self._spill_home.rests[slot], self.key_codec.encode(key))
+        return map_name(self.head + self._spill_home.rests[slot], self.key_codec.encode(key))
 
     def _map_key(self, name: bytes) -> Any:
-        length = int.from_bytes(name[-LENGTH_BYTES:], "big")
-        end = len(name) - LENGTH_BYTES
-        return self.key_codec.decode(name[end - length : end])
+        return self.key_codec.decode(map_parts(name)[1])
 
     def _stored_entries(self, slot: int) -> Iterator[tuple[bytes, bytes]]:
         begin = self.head + self._spill_home.rests[slot]
         for names, values in self._spill_home.reader.scan(begin, _behind(begin)):
             yield from zip(names, values, strict=True)
-
-
-def _entry_name(head: bytes, encoded: bytes) -> bytes:
-    return head + encoded + len(encoded).to_bytes(LENGTH_BYTES, "big")
 
 
 def _behind(prefix: bytes) -> bytes:

@@ -123,20 +123,16 @@ class SpilledLists(SpilledValues, ListColumn):
     @override
     def keep(self, slots: list[int]) -> None:
         super().keep(slots)
-        missing = len(self.values) - len(slots)
-        self._lengths = np.append(self._lengths[slots], np.zeros(missing, np.int64))
-        self._replaced_in = np.append(self._replaced_in[slots], np.full(missing, -1, np.int64))
         self._item_count = int(self._lengths.sum())
         # All is written, so that nobody asks for what was before; slots have other keys now.
-        self._logs.clear()
-        self._logged_count = 0
+        self._logs = Tombstones()
 
     @override
     def memory_bytes(self) -> int:
         average = self._encoded_bytes / self._encoded_items if self._encoded_items else 64.0
         told = self._tombstones.size + self._buried.size
         cells = (len(self._spill_home.rests) + told) * CELL_BYTES
-        return int(cells + self._item_count * average) + 16 * self._logged_count
+        return int(cells + self._item_count * average) + 16 * self._logs.size
 
     @override
     def forget(self, version: int) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.storage.batch_parts import PART_BYTES, in_parts
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.entries.entry_keys import (
     decoded_keys,
@@ -23,20 +24,18 @@ from penstock.storage.entries.entry_keys import (
     entry_order,
 )
 from penstock.storage.entries.keyed_values import keyed_batch, split_numbers
-from penstock.storage.entries.row_values import check_storable
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import Int64Array, value_type
 from taskmanager.kernels import RecordTable
-from taskmanager.state.batch_parts import PART_BYTES, in_parts
 from taskmanager.state.instances import InstanceState
 from taskmanager.state.keyed_table import KeyedTable
 from taskmanager.state.rocksdb.cache_host import CacheAccount, TableHome
 from taskmanager.state.rocksdb.database_store import parts_of_values
 from taskmanager.state.rocksdb.key_filter import NO_ERA
-from taskmanager.state.rocksdb.keyed_entries import batch_entries
 from taskmanager.state.rocksdb.partitions import Partition
+from taskmanager.state.rocksdb.run_entries import run_entries
 from taskmanager.state.rocksdb.write_queue_runner import FrozenPart
-from taskmanager.state.snapshot_table import RestoredPart, SnapshotTable
+from taskmanager.state.snapshot_table import SnapshotTable
 
 LOADED_VERSION: Final = 1
 """What came from the database is not newer than that."""
@@ -151,8 +150,7 @@ class KeyedSpill(SpilledTable):
         schema: pa.Schema,
     ) -> None:
         SpilledTable.__init__(self, found, home)
-        for column in schema:
-            check_storable(column.type)
+        self._run_entries = run_entries(self.kind, schema, home.max_parallelism)
         self._plain_types = tuple(value_type(kind) for kind in key_types)
         self._needs_room = False
         self._era = home.stored_keys.era if self._is_complete else NO_ERA
@@ -202,15 +200,7 @@ class KeyedSpill(SpilledTable):
 
     def _entries(self, batches: list[pa.RecordBatch]) -> list[SstEntries]:
         """What is written of sealed rows; on any thread."""
-        return [
-            batch_entries(
-                self.partition,
-                batches,
-                len(self._plain_types),
-                self._home.max_parallelism,
-                with_numbers=self.with_numbers,
-            )
-        ]
+        return [self._run_entries.entries(self.partition, batches)]
 
     def _make_room(self) -> None:
         """Forgets what is in memory where that was asked for, and all of it has been written."""
@@ -240,11 +230,9 @@ class KeyedSpill(SpilledTable):
         if parts:
             self.load(*self._restored(parts))
 
-    def _restored(self, parts: list[Entries]) -> tuple[Iterator[pa.RecordBatch], RestoredPart]:
+    def _restored(self, parts: list[Entries]) -> tuple[Iterator[pa.RecordBatch], int]:
         """Entries as ``load`` takes them."""
-        rows_max = sum(len(names) for names, _ in parts)
-        key_groups = range(self._home.max_parallelism)
-        return map(self._rows_of, parts), RestoredPart(key_groups, 0, 1, rows_max)
+        return map(self._rows_of, parts), sum(len(names) for names, _ in parts)
 
     def _stored(self, keys: KeyBatch) -> Iterator[Entries]:
         """The entries of (different) keys, in parts."""

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.byte_strings import ByteStrings, SstEntries, varint
 from penstock.storage.key_encoding import bounds_of
 from penstock.storage.key_loops import LOOPS
 from penstock.storage.key_types import ByteArray, Int64Array
@@ -93,16 +93,6 @@ def index_block(
     _write_varints(data, values_at + position_digits, sizes, size_digits)
     data[end:] = np.append(starts[:-1], count).astype("<u4").view(np.uint8)
     return data.tobytes()
-
-
-def varint(value: int) -> bytes:
-    """A number in groups of seven bits, the lowest first."""
-    digits = bytearray()
-    while value >= 0x80:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    digits.append(value)
-    return bytes(digits)
 
 
 class BlockBuilder:

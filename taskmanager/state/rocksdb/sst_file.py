@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
+from penstock.storage.entries.byte_strings import SstEntries, varint
 from penstock.storage.key_types import ByteArray, Int64Array
 from taskmanager.state.rocksdb.sst_blocks import (
     KEY_TRAILER_BYTES,
@@ -33,10 +33,7 @@ from taskmanager.state.rocksdb.sst_blocks import (
     BlockBuilder,
     data_blocks,
     index_block,
-    varint,
 )
-
-__all__ = ["ByteStrings", "SstEntries", "sst_file"]
 
 CHUNK_ENTRIES: Final = 1 << 15
 """Entries that are turned into bytes at once."""

@@ -24,12 +24,11 @@ from penstock.storage.entries.byte_strings import SstEntries
 from penstock.storage.entries.entry_keys import partition_bounds
 from penstock.storage.entries.firing_order import Place
 from penstock.storage.entries.timer_entries import decoded_timers, timer_entries, timer_place
-from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_encoding import KeyBatch, concatenated_keys
 from penstock.storage.key_types import BoolArray, Int64Array
 from taskmanager.kernels import RecordTable, Rows, distinct, encode_keys
 from taskmanager.kernels.record_versions import RecordExport
 from taskmanager.state.hashmap.timer_table import HashMapTimerTable
-from taskmanager.state.key_batches import concatenated_keys
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.partitions import Partition
 from taskmanager.state.rocksdb.spilled_table import (

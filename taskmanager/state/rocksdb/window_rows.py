@@ -19,13 +19,13 @@ import numpy as np
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock.storage.batch_parts import in_parts_with
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
 from penstock.storage.entries.entry_keys import group_bounds, partition_bounds
 from penstock.storage.entries.row_entries import key_prefixes, row_entries, row_sequences
 from penstock.storage.entries.row_values import check_storable, decoded_values, encoded_values
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array, UInt64Array
-from taskmanager.state.batch_parts import in_parts_with
 from taskmanager.state.rocksdb.cache_host import TableHome
 from taskmanager.state.rocksdb.partitions import Partition
 from taskmanager.state.rocksdb.spilled_table import LOADED_VERSION, Sealed, SpilledTable

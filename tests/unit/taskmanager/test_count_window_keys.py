@@ -20,10 +20,9 @@ import pytest
 import penstock as ps
 import penstock.testing as pt
 from penstock.graph.plan_text import what_grows
+from penstock.storage.run_merge import latest
 from taskmanager.kernels import encode_keys
 from taskmanager.state.count_table import CountTable
-from taskmanager.state.keyed_rows import latest_rows
-from taskmanager.state.snapshot_table import RestoredPart
 from taskmanager.state.value_log import GroupedLog
 
 SCHEMA = {"k": int, "v": int}
@@ -195,8 +194,8 @@ def test_empty_keys_of_before_go() -> None:
     numbered.contents.append(np.array([0]), np.array([1]), pa.array([5]))  # type: ignore[attr-defined]
     table = CountTable([pa.int64()], GroupedLog(pa.int64()))
     batches = list(numbered.seal(0, 128).batches())
-    assert len(list(latest_rows(batches, table.schema(), 1))) == 1
-    table.load(batches, RestoredPart(range(128), 0, 1, 2))
+    assert len(list(latest(batches, ["key_0"]))) == 1
+    table.load(batches, 2)
     assert len(table) == 2
     table.drop_empty_keys()
     assert _rows(table, 0) == [(False, 8)]

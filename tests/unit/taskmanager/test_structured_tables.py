@@ -25,15 +25,14 @@ from taskmanager.operators.window_aggregate import window_aggregate_operator
 from taskmanager.state.count_table import CountTable
 from taskmanager.state.group_columns import group_column
 from taskmanager.state.instances import InstanceTable
-from taskmanager.state.row_table import RowDescriptor, RowTable
+from taskmanager.state.row_table import RowDescriptor, RowTable, part_rows
 from taskmanager.state.session_table import SessionTable
-from taskmanager.state.snapshot_table import RestoredPart
 from taskmanager.state.value_log import GroupedLog
 from tests.support.operator_harness import OperatorHarness
 from tests.support.window_specs import NUMBERS, OBJECTS, batch_of, window_aggregate_spec
 
 GROUPS = 128
-EVERYTHING = RestoredPart(range(GROUPS), 0, 1, 1 << 20)
+EVERYTHING = 1 << 20
 ROWS = RowDescriptor(pa.schema([("k", pa.int64()), ("x", pa.string())]), ("k",))
 
 
@@ -170,8 +169,8 @@ def test_dictionary_columns_come_back_as_they_were() -> None:
     table, restored = RowTable(descriptor), RowTable(descriptor)
     table.add(pa.record_batch([pa.array(["a", None, "a"], kind)], ["k"]), np.arange(3))
     restored.load(list(table.seal(0, GROUPS).batches()), EVERYTHING)
-    assert restored.all_rows().schema == descriptor.schema
-    assert restored.all_rows().to_pylist() == table.all_rows().to_pylist()
+    assert part_rows([restored], 0, 1).schema == descriptor.schema
+    assert part_rows([restored], 0, 1).to_pylist() == part_rows([table], 0, 1).to_pylist()
 
 
 def test_slices_that_are_dropped_leave_the_snapshot() -> None:

@@ -15,13 +15,13 @@ import pytest
 
 import penstock as ps
 from penstock.aggregates.aggregates import Aggregate
+from penstock.aggregates.stored_fields import accumulator_fields
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_to_bytes
 from penstock.state_tables.declared_tables import declared_lists, declared_tables
 from penstock.state_tables.state_view import StateView
 from taskmanager.operators.aggregation import Aggregation
 from taskmanager.operators.key_columns import KeyColumns
-from taskmanager.state.accumulator_columns import accumulator_fields
 from tests.support.golden_job import build
 
 GOLDEN = Path(__file__).parents[3] / "golden"

@@ -14,7 +14,7 @@ import pytest
 
 from taskmanager.kernels import AccumulatorKind
 from taskmanager.state.backend import AggregateDescriptor
-from taskmanager.state.row_table import RowDescriptor
+from taskmanager.state.row_table import RowDescriptor, part_rows
 from tests.support.backend_job import BACKENDS
 from tests.support.one_backend import KEYS, OneBackend, add_counts, counts_of
 
@@ -95,6 +95,6 @@ def test_entries_of_partitions_that_a_snapshot_does_not_know_are_dropped(tmp_pat
 
 def test_a_table_of_rows_without_rows_has_a_batch_without_rows(one: OneBackend) -> None:
     schema = pa.schema([("key", pa.int64()), ("words", pa.dictionary(pa.int32(), pa.string()))])
-    rows = one.open().row_table("rows", 0, RowDescriptor(schema, ("key",))).all_rows()
+    rows = part_rows([one.open().row_table("rows", 0, RowDescriptor(schema, ("key",)))], 0, 1)
     assert rows.schema == schema
     assert rows.num_rows == 0

@@ -16,7 +16,8 @@ from typing_extensions import override
 
 import penstock as ps
 import penstock.testing as pt
-from taskmanager.state import batch_parts, row_table, value_log, wide_columns
+from penstock.storage import batch_parts
+from taskmanager.state import row_table, value_log, wide_columns
 from taskmanager.state.rocksdb import database_store, memory_shares, spilled_table
 from taskmanager.state.row_table import concatenated
 from taskmanager.state.value_log import GroupedLog, ValueLog

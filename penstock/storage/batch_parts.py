@@ -11,11 +11,11 @@ from penstock.storage.key_types import Int64Array
 
 PART_BYTES: Final = 256 << 20
 """Of the rows that are sorted together; more only where one batch has more."""
-_ANY_NUMBER: Final = 1 << 62
+ANY_NUMBER: Final = 1 << 62
 
 
 def in_parts(
-    batches: Iterable[pa.RecordBatch], bytes_max: int, rows_max: int = _ANY_NUMBER
+    batches: Iterable[pa.RecordBatch], bytes_max: int, rows_max: int = ANY_NUMBER
 ) -> Iterator[list[pa.RecordBatch]]:
     """The batches, as many at a time as have no more than so many bytes, or just about so many rows.
 
@@ -40,7 +40,7 @@ def in_parts(
 def in_parts_with(
     batches: Iterable[pa.RecordBatch],
     sequences: Iterable[Int64Array],
-    rows_max: int = _ANY_NUMBER,
+    rows_max: int = ANY_NUMBER,
 ) -> Iterator[tuple[list[pa.RecordBatch], list[Int64Array]]]:
     """The same of up to ``PART_BYTES``, with the sequence of the rows of each batch."""
     remaining = iter(sequences)
