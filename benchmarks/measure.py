@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -160,12 +160,20 @@ def summarize(checkpoints: Iterable[Checkpoint]) -> dict[str, float]:
     """Count, durations and uploaded bytes of completed checkpoints."""
     completed = [one for one in checkpoints if one.status == "COMPLETED"]
     durations = sorted(one.duration_ms or 0 for one in completed)
+    delays = sorted(one.start_delay_ms for one in completed)
+    alignments = sorted(one.alignment_ms for one in completed)
     return {
         "count": len(completed),
-        "p50_ms": durations[len(durations) // 2] if durations else 0,
+        "p50_ms": _middle(durations),
         "max_ms": durations[-1] if durations else 0,
+        "start_delay_p50_ms": _middle(delays),
+        "alignment_p50_ms": _middle(alignments),
         "bytes_total": sum(one.uploaded_bytes for one in completed),
     }
+
+
+def _middle(ordered: Sequence[int]) -> int:
+    return ordered[len(ordered) // 2] if ordered else 0
 
 
 def run(

@@ -151,6 +151,11 @@ class Execution:
         """True in a terminal state."""
         return self._lifecycle.is_terminal
 
+    @property
+    def passed_checkpoint_id(self) -> int:
+        """Of the newest barrier that has passed it; 0 = none has."""
+        return 0 if self._subtask is None else self._subtask.passed_checkpoint_id
+
     # -- work
 
     def start(self) -> None:
@@ -262,14 +267,8 @@ class Execution:
 
     def _trigger(self, wanted: internal_pb2.TriggerCheckpoint) -> None:
         assert self._subtask is not None, "commands wait until the operators are open"
-        self._subtask.trigger(
-            CheckpointBarrier(
-                wanted.checkpoint_id,
-                wanted.timestamp_ms,
-                wanted.leader_epoch,
-                properties_of(wanted.properties),
-            )
-        )
+        fields = wanted.checkpoint_id, wanted.timestamp_ms, wanted.leader_epoch
+        self._subtask.trigger(CheckpointBarrier(*fields, properties_of(wanted.properties)))
 
     def _add_splits(self, command: internal_pb2.AddSplits) -> None:
         source = self._parts.source

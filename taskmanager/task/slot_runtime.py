@@ -7,7 +7,6 @@ loop of a real slot process: it waits for mail when there is nothing to do.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from taskmanager.task.exchange import DataExchange
 from taskmanager.task.execution import Execution
 from taskmanager.task.flush_pacing import FlushPacing
 from taskmanager.task.subtask import Progress
+from taskmanager.task.turns import Turns
 
 _MAIL_BEFORE_STEP_MAX = 64
 _METRICS_INTERVAL_NS = 1_000_000_000
@@ -61,8 +61,7 @@ class SlotRuntime:
         self._build_execution = build_execution
         self._report = report
         self._executions: dict[tuple[str, int, int], Execution] = {}
-        self._ready: deque[tuple[str, int, int]] = deque()
-        self._is_ready: set[tuple[str, int, int]] = set()
+        self._turns = Turns[tuple[str, int, int]]()
         self._out_of_input: dict[tuple[str, int, int], None] = {}
         self._pacing = FlushPacing(clock.monotonic_ns(), cpu_ns())
         self._next_metrics_at_ns = clock.monotonic_ns() + _METRICS_INTERVAL_NS
@@ -77,10 +76,7 @@ class SlotRuntime:
         if kind == "deploy":
             self._deploy(command.deploy)
         elif kind == "task_command":
-            task_command = command.task_command
-            self._with_execution(
-                task_command.attempt, lambda execution: execution.handle(task_command)
-            )
+            self._task_command(command.task_command)
         elif kind == "results_taken":
             taken = command.results_taken
             self._with_execution(taken.attempt, lambda execution: execution.results_taken(taken))
@@ -113,6 +109,15 @@ class SlotRuntime:
         execution.start()
         self._schedule(key)
 
+    def _task_command(self, command: internal_pb2.TaskCommand) -> None:
+        self._with_execution(command.attempt, lambda execution: execution.handle(command))
+        self._turns.ended(
+            max(
+                command.checkpoint_completed.checkpoint_id,
+                command.checkpoint_aborted.checkpoint_id,
+            )
+        )
+
     def _with_execution(
         self, attempt: internal_pb2.AttemptId, action: Callable[[Execution], None]
     ) -> None:
@@ -122,9 +127,8 @@ class SlotRuntime:
             self._forget_if_ended(_key(attempt))
 
     def _schedule(self, key: tuple[str, int, int]) -> None:
-        if key not in self._is_ready and key in self._executions:
-            self._is_ready.add(key)
-            self._ready.append(key)
+        if key in self._executions:
+            self._turns.add(key)
 
     def _forget_if_ended(self, key: tuple[str, int, int]) -> None:
         execution = self._executions.get(key)
@@ -147,7 +151,7 @@ class SlotRuntime:
             return True
         if self._wake_due():
             return True
-        if not self._ready:
+        if not self._turns:
             return False
         self._step_next()
         return True
@@ -162,16 +166,16 @@ class SlotRuntime:
                     break
                 mail()
             self._wake_due()
-            if self._ready:
+            if self._turns:
                 self._step_next()
             self._note_work(begun_ns)
-            if not (self._flush_if_due() or self._ready or self._is_stopped):
+            if not (self._flush_if_due() or self._turns or self._is_stopped):
                 mail = self._mailbox.wait(self._seconds_to_next_deadline())
                 if mail is not None:
                     mail()
 
     def _note_work(self, begun_ns: int) -> None:
-        ended_ns, has_more = self._clock.monotonic_ns(), bool(self._ready)
+        ended_ns, has_more = self._clock.monotonic_ns(), bool(self._turns)
         self._pacing.worked(begun_ns, ended_ns, self._cpu_ns(), has_more=has_more)
 
     def stop(self) -> None:
@@ -182,12 +186,12 @@ class SlotRuntime:
         self._executions.clear()
 
     def _step_next(self) -> None:
-        key = self._ready.popleft()
-        self._is_ready.discard(key)
+        key = self._turns.take()
         execution = self._executions.get(key)
         if execution is None:
             return
         progress = execution.step()
+        self._turns.passed(key, execution.passed_checkpoint_id)
         if progress is Progress.MORE:
             self._schedule(key)
         elif progress is Progress.IDLE:
@@ -197,7 +201,7 @@ class SlotRuntime:
 
     def _flush_if_due(self) -> bool:
         """Has subtasks that ran out of input send what they hold back, unless it may wait for more."""
-        due_ns = self._pacing.due_ns(has_work=bool(self._ready))
+        due_ns = self._pacing.due_ns(has_work=bool(self._turns))
         if due_ns is None or due_ns > self._clock.monotonic_ns():
             return False
         keys, self._out_of_input = self._out_of_input, {}
@@ -222,7 +226,7 @@ class SlotRuntime:
             execution.flush_if_due(now_ns)
             deadline_ms = execution.next_deadline_ms()
             is_due = deadline_ms is not None and (deadline_ms <= now_ms or was_set_back)
-            if is_due and key not in self._is_ready:
+            if is_due and key not in self._turns:
                 self._schedule(key)
                 has_woken = True
         if now_ns >= self._next_metrics_at_ns:

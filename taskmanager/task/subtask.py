@@ -119,7 +119,7 @@ class Subtask:
         """The checkpoint behind which it holds, once its barrier has passed."""
         self._goes_on = False
         """It goes on when that is complete, as when it is given up; else the job has been stopped with it."""
-        self._snapshot_id = 0
+        self.passed_checkpoint_id = 0
         """Of the checkpoint that a snapshot was taken for last."""
         self._last_checkpoint_id: int | None = None
         """Of the checkpoints since the end of the data, the first: it covers all output."""
@@ -182,7 +182,7 @@ class Subtask:
         if self._is_void:
             self._is_void = False
             return
-        self._snapshot_id = barrier.checkpoint_id
+        self.passed_checkpoint_id = barrier.checkpoint_id
         properties = barrier.properties
         if (properties.is_stop or properties.is_move) and self.phase is SubtaskPhase.READING:
             self._held_by, self._goes_on = barrier.checkpoint_id, properties.is_move
@@ -295,11 +295,11 @@ class Subtask:
 
     def trigger(self, barrier: CheckpointBarrier) -> None:
         """The coordinator starts a checkpoint here; it may have come from the producers already."""
-        if barrier.checkpoint_id <= self._snapshot_id:
+        if barrier.checkpoint_id <= self.passed_checkpoint_id:
             return
         if self.has_ended_outputs:
             # The consumers know the ends of the partitions, which stand for the barrier.
-            self._snapshot_id = barrier.checkpoint_id
+            self.passed_checkpoint_id = barrier.checkpoint_id
             self._take_snapshot(barrier, None)
         else:
             self._input.trigger(barrier)

@@ -38,6 +38,7 @@ class FakeSubtask:
         self.is_discarded = False
         self.aborted = []
         self.holds_back = False
+        self.passed_checkpoint_id = 0
         self.flushed_at_ns = []
         self.work = lambda: Progress.IDLE
 
