@@ -31,7 +31,7 @@ _TEXT_MAX = 4 * 1024 * 1024
 NAMES = _words(
     """
     aggregate artifact backend cloudpickle_version cluster_id codec key_codec collect_id colocation_group column compression delimiter directory display_name
-    edge_id error_class exception file format function host host_id id incarnation instance java_version job_id job_name kind name operator
+    edge_id error_class exception file format function host host_id id incarnation instance java_version job_id job_name kept kind name operator
     operator_uid output_directory output_uid path path_as_given checkpoint_directory shared_directory promoted_as python_version client_version replaces_job_id rpc_address
     side_tag slot_group sort_by target
     slot_id operation_id source_vertex store tag target_vertex taskmanager_id tcp_host uid unix_path updates_of version vertex late_tag key
@@ -67,6 +67,7 @@ COUNTS: dict[str, int] = {
     "replaces": 1_000_000,
     "cause_chain": 10_000,
     "sinks": 10_000,
+    "kept": 100_000,
     # of a graph
     "artifacts": 10_000,
     "requirements": 10_000,

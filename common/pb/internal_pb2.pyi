@@ -1747,17 +1747,23 @@ class SweptSink(_message.Message):
 
     OPERATOR_UID_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     operator_uid: _builtins.str
     directory: _builtins.str
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Last parts of names of files that checkpoints let others commit: these stay."""
+
     def __init__(
         self,
         *,
         operator_uid: _builtins.str = ...,
         directory: _builtins.str = ...,
+        kept: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "operator_uid", b"operator_uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "kept", b"kept", "operator_uid", b"operator_uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

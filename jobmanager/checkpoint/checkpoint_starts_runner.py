@@ -101,7 +101,8 @@ class CheckpointStartsRunner:
                 these is to be swept, only manifests that could not be removed when their checkpoints failed;
                 None = nothing runs.
             preparation: from ``begin_preparation``; None = it begins now.
-            ended_id: the newest checkpoint that has been completed or aborted in this leader's time.
+            ended_id: the newest checkpoint that has been completed or aborted in this leader's time; where the job
+                is over, any number above all that were begun.
             first_attempt: number of the attempts that are about to begin.
 
         Raises:
@@ -310,4 +311,4 @@ class CheckpointStartsRunner:
         first_id = self._heads.first_id
         assert first_id is not None, "HEAD has been claimed"
         completed = (retained.checkpoint_id for retained in head.retained)
-        return max(ended_id, first_id - 1, *completed)
+        return min(max(ended_id, first_id - 1, *completed), head.next_checkpoint_id - 1)

@@ -157,8 +157,9 @@ class ClaimedHeadStore:
         """Reads HEAD again, and claims nothing.
 
         Raises:
-            Fenced: another leader has the job, or nobody has it any more.
+            Fenced: another leader has the job, another job its checkpoints, or nobody has it any more.
         """
         head = HeadStore(self._store).read()
-        if head is None or head.leader_epoch != self._leader_epoch:
+        mine = self._job_id, self._leader_epoch
+        if head is None or (head.job_id, head.leader_epoch) != mine:
             raise Fenced(f"job {self._job_id} is another leader's: nothing of it is swept")

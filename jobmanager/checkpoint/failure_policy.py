@@ -5,8 +5,8 @@ What counts is said by ``AbortReason.counts``: checkpoints that were void for a 
 life (stopped tasks, a task that finished, a later checkpoint that was faster, rows that were still being
 compared after a restart) say nothing about the health of checkpoints. A completed checkpoint sets the count back.
 
-After each further failure the next periodic checkpoint waits twice as long, so that a store or a job in
-trouble is not loaded further.
+After each further failure the next periodic checkpoint waits twice as long, up to some intervals, so that a store or a
+job in trouble is not loaded further, and the first one that can be taken again is not long in coming.
 
 Source: Flink, CheckpointFailureManager; the growing pause is ours.
 """
@@ -20,6 +20,8 @@ from jobmanager.checkpoint.messages import AbortReason
 from jobmanager.checkpoint.settings import UNLIMITED
 
 LONGEST_PAUSE_MS: Final = 60_000
+_LONGEST_PAUSE_TIMES: Final = 8
+"""The same, in first pauses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +75,10 @@ def pause_after_failures_ms(failed_in_a_row: int, first_pause_ms: int) -> int:
 
     Args:
         failed_in_a_row: how many; 0 = no wait.
-        first_pause_ms: after the first of them; doubled for each further one up to a minute, or up to
-            itself where it is longer.
+        first_pause_ms: after the first of them; doubled for each further one up to eight times as long, or up to
+            a minute, or itself where that is longer.
     """
     if failed_in_a_row == 0:
         return 0
-    longest = max(first_pause_ms, LONGEST_PAUSE_MS)
+    longest = max(first_pause_ms, min(_LONGEST_PAUSE_TIMES * first_pause_ms, LONGEST_PAUSE_MS))
     return min(first_pause_ms << min(failed_in_a_row - 1, 32), longest)

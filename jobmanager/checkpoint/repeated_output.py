@@ -11,23 +11,19 @@ place where they lie is named.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from typing_extensions import override
 
-from penstock.errors import StoreCorrupt, StoreNotFound
+from jobmanager.checkpoint.prepared_files import prepared_files
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.snapshot_files import StoreSnapshotReader
 
 FILES_NAMED_MAX: Final = 1_000
 HEAD_FILES_MAX: Final = 200
 """HEAD is written whole with each checkpoint."""
-
-_STATE: Final = "committables"
-_OWNER_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,34 +126,10 @@ def _files(
     reader: StoreSnapshotReader | None,
     untold: Callable[[str], object],
 ) -> dict[str, None]:
-    """Final names of the files that are committed with a checkpoint.
-
-    Args:
-        reader: of lists that are not in the manifest; None = they are not read.
-        untold: called with each sink whose names are not known.
-    """
-    files: dict[str, None] = {}
-    for subtask in manifest.subtasks:
-        for operator in subtask.operators:
-            sink = sinks.get(operator.operator_uid)
-            if sink is None or not sink.sink.HasField("files"):
-                continue
-            for held in operator.lists:
-                if held.name != _STATE:
-                    continue
-                if reader is None and held.HasField("handle"):
-                    untold(operator.operator_uid)
-                    continue
-                try:
-                    items = list(held.items)
-                    if reader is not None and held.HasField("handle"):
-                        content = reader.read(held.handle)
-                        items = list(checkpoint_pb2.OperatorStateItems.FromString(content).items)
-                    for item in items:
-                        files[json.loads(item[_OWNER_BYTES:])["final"]] = None
-                except (StoreCorrupt, StoreNotFound, ValueError, KeyError):
-                    untold(operator.operator_uid)
-    return files
+    """Final names of the files that are committed with a checkpoint; arguments as of ``prepared_files``."""
+    uids = {uid for uid, sink in sinks.items() if sink.sink.HasField("files")}
+    found = prepared_files(manifest, uids, reader, untold)
+    return {str(file["final"]): None for _, file in found}
 
 
 def _place(operator: graph_pb2.Operator) -> str:

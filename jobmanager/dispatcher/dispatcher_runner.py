@@ -306,16 +306,16 @@ class DispatcherRunner:
             await self._quarantine(record, error)
             self.ends.keep(record)
         else:
-            if record.ended and record.restorable_from() and not runner.has_unswept_output:
-                self.ends.keep(record)
-            elif record.ended:
+            if record.ended:
+                is_kept = bool(job.checkpoint_directory) and not runner.checkpoints.is_discarded
                 self.ends.clean_up(
                     record,
                     job.graph,
-                    job.checkpoint_directory if runner.checkpoints.is_discarded else "",
+                    job.checkpoint_directory,
                     runner.checkpoints.calls,
                     self._slots_end_s if runner.has_lost_slots else 0.0,
-                    has_hidden_output=runner.has_unswept_output,
+                    has_hidden_output=runner.has_unswept_output or is_kept,
+                    is_restorable=is_kept,
                 )
         finally:
             known.forget_runner()

@@ -123,12 +123,14 @@ class EndedJobsRunner:
         slots_end_s: float = 0.0,
         *,
         has_hidden_output: bool = False,
+        is_restorable: bool = False,
     ) -> None:
         """Begins to delete what is left of a job; see ``delete_checkpoints``.
 
         Args:
-            directory: of its checkpoints; "" = there are none to delete.
-            has_hidden_output: and hidden output that nobody will commit.
+            directory: of its checkpoints; "" = there are none.
+            has_hidden_output: there may be hidden output that nobody will commit.
+            is_restorable: what it can be started again from stays.
         """
         if not directory and not has_hidden_output:
             self.keep(record)
@@ -146,6 +148,7 @@ class EndedJobsRunner:
                 sweep=partial(sweep_output, record.job_id, graph, self._cluster)
                 if has_hidden_output
                 else None,
+                is_restorable=is_restorable,
             )
             await self._note_clean(record)
 
@@ -158,7 +161,6 @@ class EndedJobsRunner:
             record.left = restorable_from(directory, record.job_id)
 
         await self._at_last("look for checkpoints", record, "job.remains_unreadable", look)
-        await self._note_clean(record)
 
     async def look_again(self) -> None:
         """Finds out which ended jobs can still be started again; what is not known in time stays as it was."""

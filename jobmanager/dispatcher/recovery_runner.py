@@ -148,18 +148,22 @@ class RecoveryRunner:
             await self._ends.note_end(record, end.state)
         if end.retained_directory:
             await self._ends.look_for_remains(record, end.retained_directory)
-        elif not stored.is_clean:
+        if not stored.is_clean:
             # Slots that it had under another JobManager may not know yet.
             self._ends.clean_up(
                 record,
                 stored.graph,
-                end.checkpoint_directory,
+                end.checkpoint_directory or end.retained_directory,
                 slots_end_s=self._slots_end_s(),
                 # What a job without checkpoints had begun to commit stays, as that of a failed one.
-                has_hidden_output=stored.record.is_cancelled
-                and end.state is JobState.CANCELED
-                and not end.is_retained
-                and not stored.record.has_committed,
+                has_hidden_output=bool(end.retained_directory)
+                or (
+                    stored.record.is_cancelled
+                    and end.state is JobState.CANCELED
+                    and not end.is_retained
+                    and not stored.record.has_committed
+                ),
+                is_restorable=bool(end.retained_directory),
             )
 
     def _keep_unreadable(self, stored: StoredJob) -> None:

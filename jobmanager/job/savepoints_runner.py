@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
-from typing import Final, Literal, NoReturn, TypeAlias
+from typing import Final, Literal, NoReturn, TypeAlias, TypeVar
 
 import structlog
 
@@ -48,6 +48,7 @@ _WRITERS_PATIENCE_MS: Final = 10_000
 _TRIES_AT_THE_END: Final = 4
 """What has become of a savepoint's output is noted while its job ends, for some seconds."""
 _TRY_AT_THE_END_S: Final = 5.0
+_ResultT = TypeVar("_ResultT")
 _Mark: TypeAlias = Literal["mark_committed", "mark_taken_back", "mark_in_doubt"]
 _NOT_STOPPED: Final = "the job was not stopped, and runs on"
 _NOT_STOPPED_HERE: Final = "the job was not stopped with this savepoint"
@@ -324,9 +325,9 @@ class SavepointsRunner:
         Raises:
             StreamError: the job was not stopped, and runs on.
         """
-        begun = await self._calls.run(
-            "begin savepoint", self._store.savepoint(operation.path).begin
-        )
+        directory = self._store.savepoint(operation.path)
+        told = f"the job has ended, and what became of savepoint {operation.path} could not be read"
+        begun = await self._at_last("begin savepoint", operation.path, directory.begin, told)
         if stopped_id and begun.checkpoint_id == stopped_id:
             operation.checkpoint_id = stopped_id
             self._expect(operation)
@@ -341,24 +342,32 @@ class SavepointsRunner:
         Raises:
             StreamError: the job has ended, and it could not be noted.
         """
-        directory = self._store.savepoint(path)
+        work = getattr(self._store.savepoint(path), what)
+        told = f"the job has ended, and what became of the output of savepoint {path} could not be noted there"
+        await self._at_last(what.replace("_", " "), path, work, told)
+
+    async def _at_last(
+        self, what: str, path: str, work: Callable[[], _ResultT], told: str
+    ) -> _ResultT:
+        """Makes a call until it succeeds; some seconds longer than the job lives.
+
+        Raises:
+            StreamError: the job has ended meanwhile, which is ``told``.
+        """
         tries_at_the_end = 0
         for attempt in count():
             try:
                 async with asyncio.timeout(_TRY_AT_THE_END_S if tries_at_the_end else None):
-                    await self._calls.run(what.replace("_", " "), getattr(directory, what))
+                    return await self._calls.run(what, work)
             except (StoreTransient, TimeoutError) as error:
-                self._log.warning("savepoint.not_marked", path=path, reason=str(error))
-            else:
-                return
+                self._log.warning("savepoint.call_failed", call=what, path=path, reason=str(error))
             if await self._pause(pause_s(attempt)):
                 continue
             tries_at_the_end += 1
             if tries_at_the_end > _TRIES_AT_THE_END:
-                raise StreamError(
-                    f"the job has ended, and what became of the output of savepoint {path} could not be noted there"
-                )
+                raise StreamError(told)
             await asyncio.sleep(pause_s(tries_at_the_end))
+        raise AssertionError("it is tried without end")
 
     def begin(self, stored: c.StoreCheckpoint) -> None:
         """One is about to be stored: from now on the job may go back behind it, and it completes all the same."""

@@ -1,9 +1,10 @@
-"""Has hidden output of a job removed that was cancelled for good: files that nobody will ever commit."""
+"""Has hidden output of a job removed that is over: files that nobody will ever commit."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import structlog
@@ -29,8 +30,16 @@ def swept_sinks(graph: graph_pb2.JobGraph) -> list[internal_pb2.SweptSink]:
     ]
 
 
-async def sweep_output(job_id: str, graph: graph_pb2.JobGraph, cluster: ClusterRunner) -> None:
+async def sweep_output(
+    job_id: str,
+    graph: graph_pb2.JobGraph,
+    cluster: ClusterRunner,
+    kept: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> None:
     """Asks all TaskManagers once: what was written lies where some of them can reach it.
+
+    Args:
+        kept: by the uid of a sink, last parts of the names of files that stay.
 
     Raises:
         StreamError: one of them could not remove what it found, or none is there; to be asked again.
@@ -38,6 +47,8 @@ async def sweep_output(job_id: str, graph: graph_pb2.JobGraph, cluster: ClusterR
     sinks = swept_sinks(graph)
     if not sinks:
         return
+    for sink in sinks:
+        sink.kept.extend(kept.get(sink.operator_uid, ()))
     taskmanager_ids = [taskmanager.taskmanager_id for taskmanager in cluster.details()]
     if not taskmanager_ids:
         raise TaskManagerLost("hidden output stays until a TaskManager is there that can remove it")

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -86,8 +86,11 @@ def held_files(directory: Path, tag: str) -> Iterator[tuple[Path, Path, int]]:
                 yield Path(parent, name), final, int(match["index"])
 
 
-def sweep_hidden_files(directory: Path, tag: str) -> int:
-    """Removes all that a sink has not committed, and what is empty then below its directory.
+def sweep_hidden_files(directory: Path, tag: str, kept: Collection[str] = ()) -> int:
+    """Removes what a sink has not committed, and what is empty then below its directory.
+
+    Args:
+        kept: names of files that stay.
 
     Returns:
         How many files there were.
@@ -95,7 +98,7 @@ def sweep_hidden_files(directory: Path, tag: str) -> int:
     Raises:
         OSError: one cannot be removed.
     """
-    found = [path for path, _, _ in hidden_files(directory, tag)]
+    found = [path for path, _, _ in hidden_files(directory, tag) if path.name not in kept]
     for path in found:
         remove_hidden(path)
     for parent in {path.parent for path in found}:

@@ -153,14 +153,18 @@ class S3Output(OutputPlace):
 _NAME: Final = re.compile(r"(\d+)-(\d+)-")
 
 
-def sweep_objects(directory: str, tag: str) -> int:
-    """Removes all that a sink has not committed below a prefix; returns how many objects that were.
+def sweep_objects(directory: str, tag: str, kept: Collection[str] = ()) -> int:
+    """Removes what a sink has not committed below a prefix; returns how many objects that were.
+
+    Args:
+        kept: last parts of the names of objects that stay.
 
     Raises:
         StoreTransient: they cannot be removed now.
     """
     bucket, prefix = open_bucket(directory.rstrip("/"))
-    return _remove(bucket, f"{prefix}/{_PENDING}/part-{tag}-", lambda _: True)
+    own = f"part-{tag}-"
+    return _remove(bucket, f"{prefix}/{_PENDING}/{own}", lambda name: own + name not in kept)
 
 
 def _remove(bucket: S3Bucket, prefix: str, is_left: Callable[[str], bool]) -> int:

@@ -87,7 +87,9 @@ class TaskManagerServicer(internal_pb2_grpc.TaskManagerInternalServicer):
         for sink in request.sinks:
             tag = output_tag(request.job_id, sink.operator_uid)
             try:
-                found += await asyncio.to_thread(sweep_output, sink.directory, tag)
+                found += await asyncio.to_thread(
+                    sweep_output, sink.directory, tag, frozenset(sink.kept)
+                )
             except OSError as error:
                 raise StoreTransient(f"hidden files in {sink.directory} stay: {error}") from error
         return internal_pb2.SweepOutputResponse(file_count=found)

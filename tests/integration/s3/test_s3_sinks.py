@@ -277,8 +277,12 @@ def test_what_a_savepoint_names_stays_until_it_is_committed(output: Output) -> N
     held = writer.hold(7, committables)
     writer.keep_held(7, committables)
     # The job is cancelled, and another one starts from the savepoint.
+    tag = output_tag("a" * 32, "out")
+    (pending,) = [name for name in output.names() if name.startswith("_pending/")]
+    assert sweep_output(output.uri, tag, [pending.rpartition("/")[2]]) == 0
+    assert pending in output.names()
     writer.abort(committables)
-    sweep_output(output.uri, output_tag("a" * 32, "out"))
+    sweep_output(output.uri, tag)
     assert output.visible() == []
     other = output.opened(job="c" * 32)
     other.recover(held)

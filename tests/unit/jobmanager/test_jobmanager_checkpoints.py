@@ -105,8 +105,9 @@ class Checkpointed:
                 id=f"s{attempt.subtask_index}", position=b"7", size=5
             )
         else:
-            state = snapshot.operators.add(operator_uid="snk").lists.add(name="collect")
-            state.items.append((checkpoint_id).to_bytes(8, "little"))
+            name, item = self.sink_state(checkpoint_id)
+            state = snapshot.operators.add(operator_uid="snk").lists.add(name=name)
+            state.items.append(item)
         acked = internal_pb2.CheckpointAcknowledged(
             checkpoint_id=checkpoint_id,
             snapshot=snapshot,
@@ -115,6 +116,10 @@ class Checkpointed:
         self.taskmanager.report(
             internal_pb2.TaskEvent(attempt=attempt, checkpoint_acknowledged=acked)
         )
+
+    def sink_state(self, checkpoint_id: int) -> tuple[str, bytes]:
+        """Name and item of the list that the sink keeps."""
+        return "collect", checkpoint_id.to_bytes(8, "little")
 
     def report_end_of_data(self) -> None:
         for attempt in self.attempts.values():

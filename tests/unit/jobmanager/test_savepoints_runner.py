@@ -15,7 +15,9 @@ import pytest
 from common.clock import SystemClock
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
+from jobmanager.job import savepoints_runner
 from jobmanager.job.job_operation import JobOperation, OperationKind
 from jobmanager.job.savepoints_runner import SavepointsRunner
 from penstock.errors import StoreTransient, StreamError
@@ -230,3 +232,36 @@ def test_a_stop_that_another_jobmanager_had_begun_is_committed_when_its_job_is_f
         asyncio.run(settle())
     marks = {one.name for one in path.iterdir()} & {"committed", "taken-back"}
     assert marks == ({mark} if mark else set())
+
+
+def test_a_stop_whose_job_finishes_before_the_storage_answers_again_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was another JobManager's; the first look at its savepoint fails, and the job has FINISHED before the next."""
+    monkeypatch.setattr(savepoints_runner, "pause_s", lambda _: 0.0)
+    looks = 0
+    begin = SavepointStoreRunner.begin
+
+    def fails_first(directory: SavepointStoreRunner) -> object:
+        nonlocal looks
+        looks += 1
+        if looks < 3:
+            raise StoreTransient("the disk is away")
+        return begin(directory)
+
+    async def request(_id: str, properties: CheckpointProperties) -> int:
+        raise AssertionError("none is taken behind a stop")
+
+    async def has_ended(_pause_s: float) -> bool:
+        runner.end(is_finished=True)
+        return False
+
+    path = tmp_path / "savepoint"
+    runner, store = made(tmp_path, request, has_ended)
+    store.starts.prepare()
+    store.store(stored(CheckpointProperties(target=str(path), behind=BehindBarrier.HOLD)))
+    monkeypatch.setattr(SavepointStoreRunner, "begin", fails_first)
+    inherited = JobOperation("mine", OperationKind.STOP, str(path))
+    asyncio.run(runner.settle_stop(inherited, SAVEPOINT_ID))
+    assert inherited.checkpoint_id == SAVEPOINT_ID
+    assert (path / "committed").exists()

@@ -1,7 +1,8 @@
-"""Hidden output of a job that was cancelled for good: asked for again where a TaskManager could not remove it."""
+"""Hidden output that nobody will commit, of a job that was cancelled for good, or has failed: asked for again where a TaskManager could not remove it."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from common.pb import internal_pb2
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.job import ended_checkpoints_runner, swept_output_runner
 from penstock.pb import client_pb2, graph_pb2
+from penstock.storage.snapshot_files import snapshot_file_name
 from tests.support.job_records import JobRecords
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     JOB,
@@ -18,7 +20,16 @@ from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     restarted,
     run,
     settings,
+    take_checkpoint,
 )
+
+
+class Prepared(Checkpointed):
+    """Its sink has a file to be committed with each checkpoint."""
+
+    def sink_state(self, checkpoint_id: int) -> tuple[str, bytes]:
+        names = {"pending": f"/out/.part-{checkpoint_id}.pending", "final": "/out/part"}
+        return "committables", bytes(4) + json.dumps(names).encode()
 
 
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,3 +151,72 @@ def test_output_of_a_job_that_was_cancelled_while_it_could_not_be_read_is_swept(
         assert request.job_id == JOB
 
     run(scenario)
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+def test_of_a_job_that_has_failed_all_goes_that_none_of_its_checkpoints_names(
+    cluster_of: Any,
+    make_graph: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failures: int,
+) -> None:
+    _hurry(monkeypatch)
+    asked: list[internal_pb2.SweepOutputRequest] = []
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path, **{"restart-strategy.type": "none"})) as cluster:
+            taskmanager = await cluster.add("tm1")
+
+            async def sweep(request: Any, context: Any) -> Any:
+                asked.append(request)
+                if len(asked) <= failures:
+                    raise RuntimeError("the disk is read-only")
+                return internal_pb2.SweepOutputResponse(file_count=1)
+
+            monkeypatch.setattr(taskmanager, "on_sweep", sweep)
+            fake = Prepared(taskmanager)
+            await cluster.submit(_writing(make_graph(), tmp_path))
+            await cluster.wait_for(JOB, "RUNNING")
+            checkpoint_id = await take_checkpoint(cluster)
+            late = tmp_path / "checkpoints" / JOB / "shared"
+            late.mkdir(exist_ok=True)
+            (late / snapshot_file_name(checkpoint_id + 1, "v1", 0, 0, "u")).write_bytes(b"x")
+            fake.fail()
+            await cluster.wait_for(JOB, "FAILED")
+            await JobRecords(tmp_path).until_clean()
+            assert not list(late.glob("*"))
+
+    run(scenario)
+    assert len(asked) == failures + 1
+    [sink] = asked[-1].sinks
+    assert list(sink.kept) == [".part-1.pending"]
+
+
+def test_where_a_checkpoint_cannot_be_read_nothing_goes(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _hurry(monkeypatch)
+    asked: list[internal_pb2.SweepOutputRequest] = []
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path, **{"restart-strategy.type": "none"})) as cluster:
+            taskmanager = await cluster.add("tm1")
+
+            async def sweep(request: Any, context: Any) -> Any:
+                asked.append(request)
+                return internal_pb2.SweepOutputResponse(file_count=1)
+
+            monkeypatch.setattr(taskmanager, "on_sweep", sweep)
+            fake = Prepared(taskmanager)
+            await cluster.submit(_writing(make_graph(), tmp_path))
+            await cluster.wait_for(JOB, "RUNNING")
+            await take_checkpoint(cluster)
+            [manifest] = (tmp_path / "checkpoints" / JOB).glob("chk-*/manifest*")
+            manifest.write_bytes(b"altered")
+            fake.fail()
+            await cluster.wait_for(JOB, "FAILED")
+            await JobRecords(tmp_path).until_clean()
+
+    run(scenario)
+    assert asked == []

@@ -98,7 +98,10 @@ def test_a_checkpoint_of_any_kind_sets_the_interval_anew() -> None:
 
 @pytest.mark.parametrize(
     ("failed_in_a_row", "first_pause_ms", "expected"),
-    [(0, 10, 0), (1, 10, 10), (2, 10, 20), (5, 10, 160), (99, 10, 60_000), (3, 90_000, 90_000)],
+    [
+        *((0, 10, 0), (1, 10, 10), (2, 10, 20), (4, 10, 80), (99, 10, 80)),
+        *((3, 10_000, 40_000), (99, 10_000, 60_000), (3, 90_000, 90_000)),
+    ],
 )
 def test_pause_after_failures(failed_in_a_row: int, first_pause_ms: int, expected: int) -> None:
     assert pause_after_failures_ms(failed_in_a_row, first_pause_ms) == expected
