@@ -20,6 +20,7 @@ from penstock.expressions.comparisons import COMPARISONS, comparison_kernel
 from penstock.expressions.conditionals import Conditional, ReadColumns, needed_parts
 from penstock.expressions.decimal_rounding import ROUNDING, rounding
 from penstock.expressions.expression import Call, Cast, Column, Expr, Literal
+from penstock.expressions.function_kernels import function_kernel
 from penstock.expressions.literals import adopt, array_of_scalars, written_decimal
 from penstock.expressions.mixed_numbers import (
     choice_problem,
@@ -30,7 +31,6 @@ from penstock.expressions.operators import (
     OPERATORS,
     SAME_AS_OPERATORS,
     Apply,
-    function_kernel,
     item_kernel,
     operator_kernel,
 )
@@ -315,7 +315,7 @@ def _kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
         return comparison_kernel(name, types)
     chosen, positions = _adopted_options(call, types)
     options = calls.options_object(name, chosen, types[0] if types else None)
-    function = function_kernel(name, types)
+    function = function_kernel(name, types, chosen)
     if name in SEARCHES and types:
         return search_kernel(name, function, options, chosen["value_set"], positions)
     if name == "strptime":
@@ -331,7 +331,7 @@ def _kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
         return kernel
     problem = clocks_problem(types)
     if name == "choose":
-        problem = problem or choice_problem(types[1:])
+        problem = problem or choice_problem(types)
     if problem:
         raise ExpressionError(f"cannot compute {call}: {problem}")
     return of_floats(kernel, types, 1 if name in _FIRST_STANDS_APART else 0)

@@ -131,7 +131,15 @@ def _of_right_words(divide: Apply, exactly: Apply) -> Apply:
         if sizes.type.bit_width < 128 or not len(sizes):
             return found
         words = np.frombuffer(sizes.buffers()[1], np.uint32)[4 * sizes.offset :][: 4 * len(sizes)]
-        return exactly(args) if words.max() >= _WRONG_FROM else found
+        if words.max() < _WRONG_FROM:
+            return found
+        doubtful = pa.array((words.reshape(-1, 4) >= _WRONG_FROM).any(axis=1))
+        rest = exactly(
+            [arg if isinstance(arg, pa.Scalar) else arg.filter(doubtful) for arg in args]
+        )
+        if isinstance(rest, pa.Scalar):
+            return rest
+        return pc.replace_with_mask(found, doubtful, rest)
 
     return apply
 

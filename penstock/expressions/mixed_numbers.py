@@ -75,16 +75,18 @@ def clocks_problem(types: Sequence[pa.DataType]) -> str:
 
 
 def choice_problem(types: Sequence[pa.DataType]) -> str:
-    """Why ``choose`` cannot choose among values of these types, "" = it can.
+    """Why ``choose`` cannot choose by the first of these types among values of the others, "" = it can.
 
     Arrow gives numbers a common type there, and takes the bytes of anything else as they are.
 
-    >>> choice_problem([pa.int8(), pa.float64()]), choice_problem([pa.string(), pa.string()])
-    ('', '')
-    >>> choice_problem([pa.duration("s"), pa.duration("ms")])
+    >>> choice_problem([pa.int8(), pa.int8(), pa.float64()])
+    ''
+    >>> choice_problem([pa.int8(), pa.duration("s"), pa.duration("ms")])
     "values of duration[s] and duration[ms] are not chosen among; cast one first: .cast('duration[s]')"
     """
-    plain = [kind.value_type if pt.is_dictionary(kind) else kind for kind in types]
+    if not pt.is_integer(types[0]) and not pt.is_null(types[0]):
+        return f"it chooses by a number from 0, and {types[0]} is no integer"
+    plain = [kind.value_type if pt.is_dictionary(kind) else kind for kind in types[1:]]
     if all(map(_is_plain_number, plain)):
         return ""
     for kind in plain[1:]:

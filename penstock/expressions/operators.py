@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -37,50 +36,6 @@ OPERATORS = frozenset({*_DIRECT, *_BITWISE, *COMPARISONS, "+", "/", "//", "%", "
 """Names of the operators in ``Call.function``; all other names are functions of pyarrow.compute."""
 SAME_AS_OPERATORS = {"add": "+", "subtract": "-", "multiply": "*", "power": "**", "negate": "neg"}
 """Functions of pyarrow.compute that wrap integers there, and the operators that they mean here."""
-_EXTREMES = frozenset({"max_element_wise", "min_element_wise"})
-_CHECKED = {"shift_right": "shift_right_checked"}
-
-
-def function_kernel(name: str, types: Sequence[pa.DataType]) -> Callable[..., Any]:
-    """A function of pyarrow.compute; where it has two forms, that which refuses what it cannot compute.
-
-    >>> function_kernel("divide", [pa.int8(), pa.int8()])([pa.scalar(7), pa.scalar(2)]).as_py()
-    3
-    """
-    if name == "divide" and all(map(pt.is_integer, types)):
-        name = "divide_checked"
-    if name in ("divide", "divide_checked") and any(map(pt.is_decimal, types)):
-        return true_divide(types)
-    if name in ("shift_left", "shift_left_checked"):
-        return _shift_left
-    if name in _EXTREMES and any(map(pt.is_fixed_size_binary, types)):
-        return _of_whole_arrays(_function(name))
-    return _function(_CHECKED.get(name, name))
-
-
-def _of_whole_arrays(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Of parts of arrays of binaries of one length Arrow takes the first rows of the whole array."""
-
-    def apply(args: list[Any], *options: Any) -> Any:
-        parts = [isinstance(arg, pa.Array) and arg.offset for arg in args]
-        pairs = zip(args, parts, strict=True)
-        return kernel(
-            [arg.take(pa.array(np.arange(len(arg)))) if part else arg for arg, part in pairs],
-            *options,
-        )
-
-    return apply
-
-
-def _shift_left(args: list[Any]) -> Any:
-    """Shifted so far that shifting back gives what was there: no bit of it is lost."""
-    shifted = pc.shift_left_checked(*args)
-    again = pc.equal(pc.shift_right(shifted, args[1]), args[0])
-    if pc.all(again, min_count=0).as_py() is False:
-        raise pa.ArrowInvalid(
-            f"overflow: bits are shifted out of {shifted.type}; cast it to a wider type first, or leave them away by &"
-        )
-    return shifted
 
 
 def operator_kernel(symbol: str, types: Sequence[pa.DataType]) -> Apply:

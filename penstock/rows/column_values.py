@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, NoReturn
 
 import numpy as np
@@ -291,6 +291,16 @@ def _is_integral(value: object, kind: pa.DataType) -> bool:
     return isinstance(value, float | np.floating) and float(value).is_integer()
 
 
+def _pairs(value: Any) -> list[Any] | None:
+    """Keys and values of a map, None = it is none."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
+        return None
+    pairs = list(value)
+    return pairs if all(isinstance(pair, Sized) and len(pair) == 2 for pair in pairs) else None
+
+
 def _plain(value: Any, kind: pa.DataType, field: pa.Field, index: int) -> Any:
     """Nested results with their records as dicts; unknown keys are refused."""
     if value is None:
@@ -298,7 +308,9 @@ def _plain(value: Any, kind: pa.DataType, field: pa.Field, index: int) -> Any:
     if pt.is_struct(kind):
         return _plain_struct(value, kind, field, index)
     if pt.is_map(kind):
-        pairs = value.items() if isinstance(value, Mapping) else value
+        pairs = _pairs(value)
+        if pairs is None:
+            raise _mismatch(value, field, index)
         return [
             (_plain(k, kind.key_type, field, index), _plain(v, kind.item_type, field, index))
             for k, v in pairs
