@@ -7,7 +7,7 @@ from typing import Final
 PROTOCOL_VERSION = 1
 """Counts incompatible changes of the gRPC services; ``Hello`` refuses another one."""
 
-DAEMON_PROTOCOL_VERSION = 6
+DAEMON_PROTOCOL_VERSION = 7
 """Counts incompatible changes of what daemons say to each other, calls and rows: a TaskManager registers with a
 JobManager that speaks the same one only. Here, so that ``penstock --version`` tells it before an upgrade."""
 
