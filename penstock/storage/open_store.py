@@ -10,6 +10,7 @@ How S3 is reached is a matter of the process, not of a job: where a process star
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,7 +60,13 @@ def open_store(uri: str, *, is_private: bool = True) -> ObjectStore:
     if kind == "s3":
         bucket, _, prefix = path.partition("/")
         prefix = prefix.strip("/")
-        if bucket and "//" not in prefix:
+        if bucket and "//" in prefix:
+            single = re.sub("/+", "/", prefix)
+            raise ConfigurationError(
+                f"{uri!r} has an empty part in its prefix, between two slashes, where nothing can be stored: "
+                f"write s3://{bucket}/{single}"
+            )
+        if bucket:
             return S3Store(bucket, prefix, _s3())
     raise no_store(uri)
 

@@ -31,7 +31,6 @@ def test_a_directory_by_its_path_and_by_its_uri(tmp_path: Path) -> None:
         *(
             "s3://",
             "s3:///prefix",
-            "s3://bucket/a//b",
             "file://host/path",
             "hdfs://x/y",
             "s3a://x/y",
@@ -42,6 +41,12 @@ def test_a_directory_by_its_path_and_by_its_uri(tmp_path: Path) -> None:
 def test_what_names_no_store_is_refused(uri: str) -> None:
     with pytest.raises(ConfigurationError, match=f"'{uri}' names no store: give the path"):
         open_store(uri)
+
+
+def test_a_prefix_with_an_empty_part_is_refused_with_how_it_is_to_be_written() -> None:
+    told = "'s3://bucket//a//b' has an empty part in its prefix.*: write s3://bucket/a/b$"
+    with pytest.raises(ConfigurationError, match=told):
+        open_store("s3://bucket//a//b")
 
 
 def test_nothing_below_what_names_no_bucket_is_a_store() -> None:
