@@ -15,7 +15,7 @@ be followed by other data. Decoding gives the values back, with -0.0 as 0.0 and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -221,6 +221,20 @@ def bounds_of(lengths: Int64Array) -> Int64Array:
     bounds = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=bounds[1:])
     return bounds
+
+
+def untied(order: Int64Array, tied: BoolArray, key: Callable[[int], bytes]) -> Int64Array:
+    """An order of rows in which those that are tied stand by their keys.
+
+    Args:
+        tied: bool[n - 1], which rows are equal to the one behind, as far as the order goes; few are.
+    """
+    same = np.flatnonzero(tied)
+    starts = same[np.diff(same, prepend=-2) > 1]
+    stops = same[np.diff(same, append=len(order) + 1) > 1] + 2
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        order[start:stop] = sorted(order[start:stop].tolist(), key=key)
+    return order
 
 
 @dataclass(slots=True)

@@ -131,15 +131,6 @@ def _check(
     )
 
 
-def read_segment(data: bytes | memoryview) -> Iterator[pa.RecordBatch]:
-    """The batches of a segment, whose checksum has been looked at and is not among the bytes.
-
-    Raises:
-        pyarrow.ArrowInvalid: the bytes are no segment.
-    """
-    yield from map(_widened, _stored(data))
-
-
 def _stored(data: bytes | memoryview) -> Iterator[pa.RecordBatch]:
     """The batches of a segment or part as they were written."""
     source = pa.BufferReader(pa.py_buffer(data))

@@ -147,13 +147,6 @@ def _cuts(groups: np.ndarray, rows_min: int) -> Iterator[tuple[int, int]]:
     yield start, ends[-1]
 
 
-def write_segment(batches: Iterable[pa.RecordBatch]) -> Iterator[memoryview]:
-    """The bytes of a segment, batch by batch, as these are made."""
-    for batch in batches:
-        rows = _sorted([batch])
-        yield _encoded(rows, _options(rows.schema))
-
-
 def _encoded(batch: pa.RecordBatch, options: pa.ipc.IpcWriteOptions) -> memoryview:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:

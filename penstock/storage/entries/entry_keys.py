@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.storage.entries.byte_strings import ByteStrings, SstEntries
-from penstock.storage.key_encoding import KeyBatch, bounds_of, is_fixed_key
+from penstock.storage.key_encoding import KeyBatch, bounds_of, is_fixed_key, untied
 from penstock.storage.key_groups import UInt16Array, key_group_of
 from penstock.storage.key_loops import LOOPS
 from penstock.storage.key_types import Int64Array, UInt64Array
@@ -71,7 +71,8 @@ def entry_order(keys: KeyBatch, max_parallelism: int) -> Int64Array:
             order = order[np.lexsort((~keys.nulls[order], groups[order]))]
         return order
     order = _order_in_groups(groups, keys.hashes)
-    return _untie(order, keys.hashes[order], keys)
+    hashes = keys.hashes[order]
+    return untied(order, hashes[1:] == hashes[:-1], keys.to_bytes)
 
 
 def _order_in_groups(groups: UInt16Array, words: UInt64Array) -> Int64Array:
@@ -83,20 +84,6 @@ def _order_in_groups(groups: UInt16Array, words: UInt64Array) -> Int64Array:
         part = order[start:stop]
         part[:] = part[np.argsort(words[start:stop])]
     return order
-
-
-def _untie(order: Int64Array, hashes: np.ndarray, keys: KeyBatch) -> Int64Array:
-    """Sorts the rare keys with equal hashes by their bytes."""
-    equal = hashes[1:] == hashes[:-1]
-    if not equal.any():
-        return order
-    rows = order.tolist()
-    start = 0
-    for place in np.append(np.flatnonzero(~equal) + 1, len(rows)).tolist():
-        if place - start > 1:
-            rows[start:place] = sorted(rows[start:place], key=keys.to_bytes)
-        start = place
-    return np.array(rows, np.int64)
 
 
 def entry_keys(partition: int, keys: KeyBatch, max_parallelism: int) -> ByteStrings:
@@ -197,7 +184,7 @@ def map_parts(name: bytes) -> tuple[bytes, bytes]:
 
 def entries_by_key(keys: list[bytes], values: list[bytes | None]) -> SstEntries:
     """Values of different keys, in any order, as entries; None = the key is removed."""
-    order = string_order(keys)
+    order = string_order(keys).tolist()
     ordered = [values[row] for row in order]
     gone = None
     if None in values:
@@ -206,7 +193,7 @@ def entries_by_key(keys: list[bytes], values: list[bytes | None]) -> SstEntries:
     return SstEntries(ByteStrings.of([keys[row] for row in order]), ByteStrings.of(present), gone)
 
 
-def string_order(strings: list[bytes]) -> list[int]:
+def string_order(strings: list[bytes]) -> Int64Array:
     """The rows of byte strings in ascending order; mostly by sorting numbers.
 
     Args:
@@ -223,12 +210,4 @@ def string_order(strings: list[bytes]) -> list[int]:
     )
     order = np.lexsort((last, group, first))
     tied = (np.diff(matrix[order], axis=0) == 0).all(axis=1)
-    rows: list[int] = order.tolist()
-    if not tied.any():
-        return rows
-    start = 0
-    for place in np.append(np.flatnonzero(~tied) + 1, len(rows)).tolist():
-        if place - start > 1:
-            rows[start:place] = sorted(rows[start:place], key=strings.__getitem__)
-        start = place
-    return rows
+    return untied(order, tied, strings.__getitem__)

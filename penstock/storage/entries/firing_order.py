@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.storage.key_encoding import KeyBatch
+from penstock.storage.key_encoding import KeyBatch, untied
 from penstock.storage.key_types import Int64Array
 
 Place = tuple[int, int]
@@ -15,11 +15,6 @@ def firing_order(times: Int64Array, keys: KeyBatch) -> Int64Array:
     """The rows of n timers in the order in which they are due: the same for the same timers."""
     order = np.lexsort((keys.hashes, times))
     hashes = keys.hashes[order]
-    same = np.flatnonzero((np.diff(times[order]) == 0) & (hashes[1:] == hashes[:-1]))
-    if len(same):
-        # The same timer twice (deleted and back), or keys whose hashes collide.
-        starts = same[np.diff(same, prepend=-2) > 1]
-        stops = same[np.diff(same, append=len(order) + 1) > 1] + 2
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            order[start:stop] = sorted(order[start:stop].tolist(), key=keys.to_bytes)
-    return order
+    # The same timer twice (deleted and back), or keys whose hashes collide.
+    tied = (np.diff(times[order]) == 0) & (hashes[1:] == hashes[:-1])
+    return untied(order, tied, keys.to_bytes)

@@ -104,40 +104,21 @@ def sorted_entries(partition: int, rows: Rows, max_parallelism: int) -> Iterator
 
 
 def _sorted_part(partition: int, rows: Rows, order: Int64Array, max_parallelism: int) -> SstEntries:
-    keys = entry_keys(partition, rows.keys.take(order), max_parallelism)
-    again = _repeated(keys)
-    if again.any():
-        kept = np.flatnonzero(~again)
+    ordered = rows.keys.take(order)
+    keys, hashes = entry_keys(partition, ordered, max_parallelism), ordered.hashes
+    again = [
+        row
+        for row in (np.flatnonzero(hashes[1:] == hashes[:-1]) + 1).tolist()
+        if keys.at(row) == keys.at(row - 1)
+    ]
+    if again:
+        kept = np.delete(np.arange(len(order)), again)
         order, keys = order[kept], keys.take(kept)
     values = encoded_rows(
         [values[order] for values in rows.accumulators],
         [None if valid is None else valid[order] for valid in rows.validity],
     )
     return SstEntries(keys, values, None)
-
-
-def _repeated(keys: ByteStrings) -> BoolArray:
-    """bool[n]: which of the sorted strings are equal to the one before."""
-    again = np.zeros(len(keys), np.bool_)
-    if len(keys) < 2:
-        return again
-    lengths = keys.lengths()
-    width = int(lengths[0])
-    if (lengths == width).all():
-        start = int(keys.offsets[0])
-        matrix = keys.data[start : start + width * len(keys)].reshape(len(keys), width)
-        tails = np.ascontiguousarray(matrix[:, -8:]).view(np.int64).reshape(-1)
-        candidates = np.flatnonzero(tails[1:] == tails[:-1]) + 1
-    else:
-        candidates = np.flatnonzero(lengths[1:] == lengths[:-1]) + 1
-        firsts = keys.offsets[:-1]
-        for offset in range(int(lengths.min())):
-            values = keys.data[firsts[candidates] + offset]
-            before = keys.data[firsts[candidates - 1] + offset]
-            candidates = candidates[values == before]
-    for row in candidates.tolist():
-        again[row] = keys.at(row) == keys.at(row - 1)
-    return again
 
 
 def _concat_validity(parts: Sequence[Rows], column: int) -> BoolArray | None:

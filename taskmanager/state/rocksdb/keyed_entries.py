@@ -1,8 +1,4 @@
-"""Tables that keep one row per key, or several known by key and a number, as entries of the database.
-
-An entry's key is that of the row's key (``entry_keys``), then the number where there is one (8 bytes,
-such that their order is that of the numbers); its value is the rest of the row (``row_values``).
-"""
+"""Tables that keep one row per key, or several known by key and a number, as entries of the database (``keyed_values``)."""
 
 from __future__ import annotations
 

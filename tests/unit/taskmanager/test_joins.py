@@ -33,7 +33,6 @@ from taskmanager.state.rocksdb import window_rows
 from taskmanager.state.rocksdb.store import RocksDBStateBackend
 from tests.support.operator_harness import OperatorHarness
 from tests.support.rocksdb_cluster import starved_backend
-from tests.support.table_backend import TableBackend
 
 TIME = pa.field(EVENT_TIME, pa.int64(), nullable=False)
 HOWS = {
@@ -343,9 +342,7 @@ def test_session_join_is_the_sql_join_of_each_session(how: str) -> None:
         assert comparable(harness.rows(event_time=True)) == comparable(expected)
 
 
-@pytest.mark.parametrize(
-    "backend", [TableBackend, HashMapStateBackend, RocksDBStateBackend, starved_backend]
-)
+@pytest.mark.parametrize("backend", [HashMapStateBackend, RocksDBStateBackend, starved_backend])
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_joins_go_on_from_a_snapshot(
     parallelism: int,
