@@ -1,14 +1,23 @@
 """``round`` and its relatives for decimals, in every mode exact, or refused.
 
 Arrow divides a decimal of more than 64 bits by one of more than 32 wrongly where a word of the quotient has almost only ones: it cuts
-4294967295.99999999999999 to 4294967294. So no more digits are cut at once than 32 bits hold. What is rounded up to a digit more than
+4294967295.99999999999999 to 4294967294. So no more digits are cut at once than 32 bits hold; where that cannot be, Python rounds. What is rounded up to a digit more than
 the type has is an error; Arrow may give 0 for it where other values follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from decimal import (
+    ROUND_CEILING,
+    ROUND_DOWN,
+    ROUND_FLOOR,
+    ROUND_HALF_DOWN,
+    ROUND_HALF_EVEN,
+    ROUND_HALF_UP,
+    ROUND_UP,
+    Decimal,
+)
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from penstock.errors import ExpressionError
+from penstock.expressions.python_decimals import by_python
 from penstock.rows.casting import DIGITS_OF_64_BITS, cast_kernel
 
 Apply = Callable[[list[Any]], Any]
@@ -23,6 +33,28 @@ Apply = Callable[[list[Any]], Any]
 
 ROUNDING = frozenset({"ceil", "floor", "round", "round_binary", "round_to_multiple", "trunc"})
 """Functions of pyarrow.compute that round."""
+_HALF = Decimal("0.5")
+
+
+def _to_odd(number: Decimal) -> Decimal:
+    below = number.to_integral_value(ROUND_FLOOR)
+    is_tie = number - below == _HALF
+    return below + (below % 2 == 0) if is_tie else number.to_integral_value(ROUND_HALF_EVEN)
+
+
+_WHOLE: Mapping[str, Callable[[Decimal], Decimal]] = {
+    "down": lambda number: number.to_integral_value(ROUND_FLOOR),
+    "up": lambda number: number.to_integral_value(ROUND_CEILING),
+    "towards_zero": lambda number: number.to_integral_value(ROUND_DOWN),
+    "towards_infinity": lambda number: number.to_integral_value(ROUND_UP),
+    "half_down": lambda number: (number - _HALF).to_integral_value(ROUND_CEILING),
+    "half_up": lambda number: (number + _HALF).to_integral_value(ROUND_FLOOR),
+    "half_towards_zero": lambda number: number.to_integral_value(ROUND_HALF_DOWN),
+    "half_towards_infinity": lambda number: number.to_integral_value(ROUND_HALF_UP),
+    "half_to_even": lambda number: number.to_integral_value(ROUND_HALF_EVEN),
+    "half_to_odd": _to_odd,
+}
+"""The whole number that a decimal is rounded to, by mode."""
 _WIDEST = 76
 _WORD = 1 << 32
 
@@ -58,10 +90,7 @@ def rounding(
     if is_long and multiple * 10 ** max(kind.scale - digits, 0) >= _WORD:
         scale = max(digits + 1, 0)
         if multiple * 10 ** (scale + 1 - digits) >= _WORD:
-            raise ExpressionError(
-                f"{name}: a {kind} is not rounded by {multiple * Decimal(10) ** -digits}, of too many digits; "
-                f"cast it to at most {DIGITS_OF_64_BITS} digits first"
-            )
+            return _by_python(target or kind, multiple * Decimal(10) ** -digits, given)
         wide, widen = _shortened(kind, scale, len(str(multiple)) + max(-digits, 0))
     elif kind.precision == _WIDEST:
         return _without_zeros(kernel, kind, multiple, digits)
@@ -71,6 +100,12 @@ def rounding(
         widen = _cast(wide)
     narrow = _cast(target or kind)
     return lambda args: narrow(kernel([widen(args[0]), *args[1:]]))
+
+
+def _by_python(kind: pa.DataType, step: Decimal, given: Mapping[str, Any]) -> Apply:
+    whole = _WHOLE[given.get("round_mode", "half_to_even")]
+    in_python = by_python(kind, lambda number: whole(number / step) * step)
+    return lambda args: in_python(args[:1])
 
 
 def _cast(kind: pa.DataType) -> Callable[[Any], Any]:

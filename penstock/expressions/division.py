@@ -7,15 +7,7 @@ although its quotient does not fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from decimal import (
-    ROUND_DOWN,
-    ROUND_FLOOR,
-    Decimal,
-    DecimalException,
-    DivisionUndefined,
-    localcontext,
-)
-from itertools import repeat
+from decimal import ROUND_DOWN, ROUND_FLOOR, Decimal
 from typing import Any
 
 import numpy as np
@@ -25,14 +17,13 @@ import pyarrow.types as pt
 
 from penstock.expressions.decimal_rounding import rounding
 from penstock.expressions.literals import array_of_scalars
+from penstock.expressions.python_decimals import by_python
 
 Apply = Callable[[list[Any]], Any]
 """Arrow arrays or scalars in, an array or scalar out."""
 _DIGITS_OF_INTEGERS = {8: 3, 16: 5, 32: 10}
 _WRONG_FROM = 0xFFFF_FFF0
 """Arrow takes the greatest word of 32 bits for one of the quotient, and then up to three less, where it goes wrong (``decimal_rounding``)."""
-_PYTHON_DIGITS = 400
-"""More than a quotient of two decimals needs to be told from a whole number."""
 
 
 def true_divide(types: Sequence[pa.DataType]) -> Apply:
@@ -61,6 +52,8 @@ def floor_divide(types: Sequence[pa.DataType]) -> Apply:
     kind = _quotient_type(types)
     if pt.is_floating(kind):
         return _of_floats(np.floor_divide, kind)
+    if kind.precision == kind.scale:  # no digit for the -1 that a quotient of less than nothing is
+        kind = _quotient_with_a_digit_more(kind)
     return _floor_of_decimals(types, kind)
 
 
@@ -71,7 +64,11 @@ def modulo(types: Sequence[pa.DataType]) -> Apply:
     kind = _quotient_type(types)
     if pt.is_floating(kind):
         return _of_floats(np.mod, kind)
-    rest, wider = _rest_type(types, kind), kind
+    try:
+        rest = _rest_type(types, kind)
+    except ValueError:  # on its way there are more digits than 128 bits have
+        return by_python(_short_rest_type(types), lambda a, b: a - b * _floor_of(a, b))
+    wider = kind
     try:  # what is rounded down may have a digit more, and the rest none
         wider = pa.decimal128(kind.precision + 1, kind.scale)
         _rest_type(types, wider)
@@ -82,9 +79,29 @@ def modulo(types: Sequence[pa.DataType]) -> Apply:
     return lambda args: cast([pc.subtract(args[0], pc.multiply(floor(args), args[1]))], fitting)
 
 
+def _quotient_with_a_digit_more(kind: pa.DataType) -> pa.DataType:
+    of_bits = pa.decimal128 if kind.precision < 38 else pa.decimal256
+    return of_bits(kind.precision + 1, kind.scale)
+
+
 def _rest_type(types: Sequence[pa.DataType], quotient: pa.DataType) -> pa.DataType:
     dividend, divisor = (pa.nulls(1, kind) for kind in types)
     return pc.subtract(dividend, pc.multiply(pa.nulls(1, quotient), divisor)).type
+
+
+def _short_rest_type(types: Sequence[pa.DataType]) -> pa.DataType:
+    """As many digits before the point as the divisor has, and as many behind it as either."""
+    (_, scale), (precision, divisor_scale) = map(_digits_of, types)
+    more = max(scale - divisor_scale, 0)
+    of_bits = pa.decimal128 if precision + more <= 38 else pa.decimal256
+    return of_bits(precision + more, divisor_scale + more)
+
+
+def _digits_of(kind: pa.DataType) -> tuple[int, int]:
+    """All digits of a number, and those behind the point."""
+    if pt.is_decimal(kind):
+        return kind.precision, kind.scale
+    return _DIGITS_OF_INTEGERS.get(kind.bit_width, 20), 0
 
 
 def _quotient_type(types: Sequence[pa.DataType]) -> pa.DataType:
@@ -103,9 +120,7 @@ def _floor_of_decimals(types: Sequence[pa.DataType], kind: pa.DataType) -> Apply
     dividend, divisor = types
     if any(map(pt.is_decimal256, types)):
         return by_python(kind, _floor_of)
-    digits = _DIGITS_OF_INTEGERS.get(dividend.bit_width, 20), 0
-    if pt.is_decimal(dividend):
-        digits = dividend.precision, dividend.scale
+    digits = _digits_of(dividend)
     more = max(0, (divisor.scale if pt.is_decimal(divisor) else 0) - 1 - digits[1])
     try:
         exact = dividend
@@ -142,49 +157,6 @@ def _of_right_words(divide: Apply, exactly: Apply) -> Apply:
         return pc.replace_with_mask(found, doubtful, rest)
 
     return apply
-
-
-def by_python(kind: pa.DataType, function: Callable[..., Decimal]) -> Apply:
-    """What a function gives for decimals, as a decimal of that type; null where one is.
-
-    Arrow's own division of decimals of 256 bits, by which it rounds them as well, is off by one for some of them.
-
-    >>> floor = by_python(pa.decimal256(40, 2), lambda number: number // 1)
-    >>> floor([pa.scalar(Decimal("7.50"), pa.decimal256(40, 2))]).as_py()
-    Decimal('7.00')
-    """
-
-    def apply(args: list[Any]) -> Any:
-        rows = max(1 if isinstance(arg, pa.Scalar) else len(arg) for arg in args)
-        if any(not isinstance(arg, pa.Scalar) and not len(arg) for arg in args):
-            rows = 0
-        columns = [
-            repeat(arg.as_py(), rows) if isinstance(arg, pa.Scalar) else arg.to_pylist()
-            for arg in args
-        ]
-        try:
-            with localcontext(prec=_PYTHON_DIGITS):
-                found = [
-                    None if None in row else function(*map(Decimal, row))
-                    for row in zip(*columns, strict=True)
-                ]
-        except (ZeroDivisionError, DecimalException) as error:
-            raise pa.ArrowInvalid(_why(error)) from error
-        try:
-            array = pa.array(found, kind)
-        except pa.ArrowInvalid as error:
-            raise pa.ArrowInvalid(
-                f"a result does not fit in precision {kind.precision} of {kind}"
-            ) from error
-        return array[0] if all(isinstance(arg, pa.Scalar) for arg in args) else array
-
-    return apply
-
-
-def _why(error: ArithmeticError) -> str:
-    undefined = error.args and DivisionUndefined in error.args[0]
-    is_by_zero = isinstance(error, ZeroDivisionError) or undefined
-    return "divide by zero" if is_by_zero else "a result has more digits than can be counted"
 
 
 def _floor_of(dividend: Decimal, divisor: Decimal) -> Decimal:

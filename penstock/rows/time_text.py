@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from penstock.rows.zone_clocks import clock_texts, is_far
+from penstock.rows.zone_clocks import check_clocks, clock_texts, is_far
 
 _NO_TEXT = "<value out of range"
 
@@ -38,6 +38,7 @@ def check_time_texts(times: Any) -> None:
     Raises:
         pa.ArrowInvalid: one lies outside of the years -32767 to 32767.
     """
+    check_clocks(times)
     kind = times.type
     instant = pa.timestamp(kind.unit) if pt.is_timestamp(kind) else kind
     for bound in [times] if isinstance(times, pa.Scalar) else pc.min_max(times).values():

@@ -23,6 +23,9 @@ Kernel = Callable[[Any], Any]
 _Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 _PER_SECOND = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}
+_LAST = (1 << 63) - 1
+_A_DAY = 86_400 * 10**9
+"""In nanoseconds."""
 _FAR = 2_145_916_800
 """2038, in seconds since 1970."""
 _REGULAR = 4_102_444_800
@@ -67,7 +70,30 @@ def is_far(times: Any, zone: str | None = None) -> bool:
 
 def by_clock(kernel: Kernel) -> Kernel:
     """A kernel that reads the clock of timestamps, so that it reads the right one in far times too."""
-    return lambda times: kernel(clock_times(times) if is_far(times) else times)
+
+    def apply(times: Any) -> Any:
+        check_clocks(times)
+        return kernel(clock_times(times) if is_far(times) else times)
+
+    return apply
+
+
+def check_clocks(times: Any) -> None:
+    """Whether what the clock shows in the zone of each timestamp or date, an array or a scalar, is a time of its type.
+
+    Raises:
+        pa.ArrowInvalid: one lies so near to the end of it that it is not: Arrow goes on from the other end.
+    """
+    kind = times.type
+    if not pt.is_timestamp(kind) or kind.unit != "ns" or kind.tz is None:
+        return
+    for bound in [times] if isinstance(times, pa.Scalar) else pc.min_max(times).values():
+        if bound.is_valid and abs(bound.value) > _LAST - _A_DAY:
+            clock = pc.local_timestamp(bound).value
+            if (clock > 0) != (bound.value > 0):
+                raise pa.ArrowInvalid(
+                    f"a {kind} of {bound.value} shows no time of its type in its zone; cast it to another zone or unit first"
+                )
 
 
 def clock_times(times: Any) -> Any:
@@ -162,7 +188,13 @@ def _of_far(near: Kernel, far: Kernel, zone: str | None = None) -> Kernel:
 def _far_clocks(times: Any) -> Any:
     zone, unit = _zone(times.type.tz), times.type.unit
     offsets = zone.offsets[_places(zone, times)] * _PER_SECOND[unit]
-    moved = pc.add_checked(_numbers(times), pa.array(offsets))
+    try:
+        moved = pc.add_checked(_numbers(times), pa.array(offsets))
+    except pa.ArrowInvalid as error:
+        last = pc.max(times).value
+        raise pa.ArrowInvalid(
+            f"{last} of {times.type} or one before it shows no time of its type in its zone"
+        ) from error
     return moved.cast(pa.timestamp(unit))
 
 

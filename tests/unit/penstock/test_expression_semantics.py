@@ -652,11 +652,8 @@ def test_decimals_of_words_of_ones_are_cut_and_rounded(kind: pa.DataType) -> Non
     assert values(fn.round_to_multiple(col("x"), Decimal(1), "half_up"), rows) == up
     few = rows.slice(0, 8)
     assert values(col("x").cast("int64"), few) == whole[:8]
-    for refused in (fn.round_binary(col("x"), 1), fn.round_to_multiple(col("x"), 123456789.1)):
-        with pytest.raises(
-            ExpressionError, match=r"is rounded to as many digits|is not rounded by"
-        ):
-            values(refused, rows)
+    with pytest.raises(ExpressionError, match="is rounded to as many digits"):
+        values(fn.round_binary(col("x"), 1), rows)
 
 
 def test_quotients_of_words_of_ones_are_right() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import sys
+from decimal import Decimal
 from itertools import product
 from typing import Any
 
@@ -100,3 +102,49 @@ def test_parts_of_texts_and_bytes(step: int, texts: list[str | None]) -> None:
             t and t[cut] for t in texts
         ]
         assert values(col("b").binary_slice(**bounds), rows) == [o and o[cut] for o in octets]
+
+
+ROUNDED = {
+    "down": (4, -6),
+    "up": (6, -4),
+    "towards_zero": (4, -4),
+    "towards_infinity": (6, -6),
+    "half_down": (4, -6),
+    "half_up": (6, -4),
+    "half_towards_zero": (4, -4),
+    "half_towards_infinity": (6, -6),
+    "half_to_even": (4, -4),
+    "half_to_odd": (6, -6),
+}
+
+
+@pytest.mark.parametrize("mode", ROUNDED)
+def test_long_decimals_are_rounded_to_multiples_of_many_digits(mode: str) -> None:
+    step = Decimal("12345678901.5")
+    numbers = [5 * step / 2, -5 * step / 2, None, 2 * step, 2 * step + Decimal("0.01")]
+    rows = pa.record_batch({"x": pa.array(numbers, pa.decimal128(38, 4))})
+    found = values(fn.round_to_multiple(col("x"), step, round_mode=mode), rows)
+    above = 3 if mode in ("up", "towards_infinity") else 2
+    assert found == [*(n * step / 2 for n in ROUNDED[mode]), None, 2 * step, above * step]
+
+
+def test_a_decimal_without_whole_digits_is_divided_downwards() -> None:
+    numbers = [Decimal("-0.50"), Decimal("0.99"), None]
+    rows = pa.record_batch({"x": pa.array(numbers, pa.decimal128(2, 2)), "n": pa.array([2, 7, 1])})
+    assert values(col("x") // col("n"), rows) == [-1, 0, None]
+    assert values(col("x") // 3, rows) == [-1, 0, None]
+
+
+def test_the_rest_of_decimals_and_integers() -> None:
+    numbers = [Decimal("-0.500"), Decimal("123456789.125"), None, Decimal("14.000")]
+    rows = pa.record_batch({"x": pa.array(numbers, pa.decimal128(12, 3)), "n": [7, -4, 1, 7]})
+    rest = [n if n is None else n - 7 * math.floor(n / 7) for n in numbers]
+    assert values(col("x") % 7, rows) == rest
+    assert values(col("x") % col("n"), rows) == [
+        Decimal("6.5"),
+        Decimal("-2.875"),
+        None,
+        Decimal(0),
+    ]
+    with pytest.raises(BadRow, match="divide by zero"):
+        values(col("x") % (col("n") - 7), rows)

@@ -207,3 +207,17 @@ def test_changes_less_than_a_week_apart_are_found() -> None:
     times = column(moments, "s", "Asia/Gaza")
     shown = computed(col("t").local_timestamp(), times).to_pylist()
     assert shown == [*(plain(each) for each in moments), None]
+
+
+@pytest.mark.parametrize("target", ["date32", "time64[ns]", "string"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_nanoseconds_whose_clock_is_past_the_end_of_their_type(target: str, sign: int) -> None:
+    last = sign * (2**63 - 1)
+    zone = "Asia/Kolkata" if sign > 0 else "America/New_York"
+    kind = pa.timestamp("ns", zone)
+    rows = pa.record_batch({"t": pa.array([0, last], pa.int64()).cast(kind)})
+    with pytest.raises(BadRow, match=f"of {last} shows no time of its type"):
+        col("t").cast(target).compile(rows.schema)(rows)
+    other = rows["t"].cast(pa.timestamp("ns", "Etc/GMT+5" if sign > 0 else "Etc/GMT-5"))
+    rows = pa.record_batch({"t": other})
+    assert col("t").cast(target).compile(rows.schema)(rows).null_count == 0
