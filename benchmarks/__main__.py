@@ -113,6 +113,13 @@ _COLUMNS = (
     type=click.IntRange(2),
     help="Of recovery: so many independent ones, instead of a keyed job with state.",
 )
+@click.option(
+    "--functions",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Of trickle: so many keyed functions one behind another.",
+)
 @click.option("--repeat", type=click.IntRange(1), default=3, show_default=True)
 @click.option(
     "--exchange",
@@ -146,6 +153,7 @@ def main(
     seconds: int,
     kill: bool,
     pipelines: int | None,
+    functions: int,
     repeat: int,
     exchange: str | None,
     pairs: bool,
@@ -174,7 +182,7 @@ def main(
         found = run_recovery(RecoverySettings(settings, keys, rate or 200_000, pipelines), repeat)
     elif workload == "trickle":
         settings = JobSettings(parallelism or 2, backend, checkpoint_interval or "1s")
-        found = run_trickle(settings, rate or 500, repeat)
+        found = run_trickle(settings, rate or 500, repeat, functions)
     elif workload == "latency":
         settings = JobSettings(parallelism or 2, backend, checkpoint_interval or "1s")
         found = run_latency(

@@ -1,6 +1,6 @@
 """The workload ``trickle``: what few rows a second cost, and how long each is under way.
 
-Rows come one by one at ``rate``, are dealt out by key, counted by a Python function with state, and noted by a sink
+Rows come one by one at ``rate``, are dealt out by key, counted by Python functions with state, and noted by a sink
 when they come out. After ``_WARM_S`` the CPU time of the slot processes is taken for ``_MEASURED_S``.
 """
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 import penstock as ps
-from benchmarks.measure import JobSettings, bench_cluster, slot_pids
+from benchmarks.measure import JobSettings, bench_cluster, slot_pids, summarize
 from penstock.client.client import Client
 from penstock.local.local_cluster import LocalCluster
 
@@ -69,28 +69,32 @@ class LatencySink(ps.Sink):
         self._file.close()
 
 
-def run_trickle(settings: JobSettings, rate: int, repeat: int) -> Iterator[dict[str, Any]]:
+def run_trickle(
+    settings: JobSettings, rate: int, repeat: int, functions: int = 1
+) -> Iterator[dict[str, Any]]:
     """One result per repetition.
 
     Args:
         settings: of the job.
         rate: rows per second over all subtasks.
         repeat: how often.
+        functions: that rows pass one behind another, dealt out by key in front of each.
     """
     for _ in range(repeat):
         with bench_cluster(settings.parallelism) as cluster, TemporaryDirectory() as directory:
-            yield _measure(settings, rate, cluster, directory)
+            yield _measure(settings, rate, functions, cluster, directory)
 
 
 def _measure(
-    settings: JobSettings, rate: int, cluster: LocalCluster, directory: str
+    settings: JobSettings, rate: int, functions: int, cluster: LocalCluster, directory: str
 ) -> dict[str, Any]:
     env = ps.Environment(
         cluster.address, parallelism=settings.parallelism, config=settings.config()
     )
     rows = env.generate(_stamped, rate=rate, schema=_SCHEMA)
-    counted = rows.key_by("key").process(Count(), schema=_SCHEMA).uid("counted")
-    counted.sink(LatencySink(directory))
+    for index in range(functions):
+        rows = rows.key_by("key").process(Count(), schema=_SCHEMA).uid(f"counted-{index}")
+    rows.sink(LatencySink(directory))
     handle = env.submit("trickle")
     with closing(Client(cluster.address)) as client:
         for details in client.watch(handle.job_id):
@@ -102,6 +106,7 @@ def _measure(
         time.sleep(_MEASURED_S)
         seconds = time.monotonic() - began
         shares = [(_cpu_s(slot) - cpu) / seconds for slot, cpu in zip(slots, before, strict=True)]
+        checkpoints = summarize(handle.checkpoints())
         handle.cancel()
         for _ in client.watch(handle.job_id):
             pass
@@ -114,9 +119,11 @@ def _measure(
     return {
         "workload": "trickle",
         "rate": rate,
+        "functions": functions,
         "parallelism": settings.parallelism,
         "backend": settings.backend,
         "checkpoint_interval_s": settings.checkpoint_interval_s,
+        "checkpoints": checkpoints,
         "rows": len(latencies),
         "cores_per_slot": [round(share, 3) for share in shares],
         "p50_ms": round(latencies[len(latencies) // 2] / 1e6, 2),
