@@ -22,9 +22,10 @@ _QUOTED_STEPS = 64
 
 @lru_cache
 def _row_pattern(delimiter: str) -> re.Pattern[bytes]:
-    between = re.escape(delimiter.encode())
+    # A carriage return is followed by a new field too, of the next row or (empty) before the "\n".
+    between = re.escape(delimiter.encode()) + rb"\r"
     field = rb'(?:"(?:[^"]++|"")*+"[^%s\n]*+|(?!")[^%s\n]*+)' % (between, between)
-    return re.compile(rb"%s(?:%s%s)*+\n" % (field, between, field))
+    return re.compile(rb"%s(?:[%s]%s)*+\n" % (field, between, field))
 
 
 def row_ends(text: bytes, delimiter: str = ",") -> npt.NDArray[np.int64]:
