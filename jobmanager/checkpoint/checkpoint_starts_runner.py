@@ -189,6 +189,11 @@ class CheckpointStartsRunner:
             goes_back=bool(readable) and readable[-1][0] is not head.retained[-1],
             repeated=self._manifests.repeated(head, readable[-1][1]) if readable else None,
             is_of_another=bool(readable) and readable[-1][1].job_id != self._job_id,
+            open_savepoints=frozenset(
+                one.checkpoint_id
+                for one in head.open_savepoints
+                if not readable or one.checkpoint_id > readable[-1][1].checkpoint_id
+            ),
             done=done,
             sweep=sweep,
         )
@@ -261,6 +266,7 @@ class CheckpointStartsRunner:
             retained=(),
             next_checkpoint_id=head.next_checkpoint_id - IDS_RESERVED_AT_ONCE,
             is_of_another=True,
+            open_savepoints=frozenset(one.checkpoint_id for one in head.open_savepoints),
             done=read_done_splits(located, StoreSnapshotReader(self._store)),
             sweep=sweep,
         )

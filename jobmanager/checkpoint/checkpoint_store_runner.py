@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import MappingProxyType
 
 from jobmanager.checkpoint import messages as c
@@ -29,7 +30,7 @@ from jobmanager.checkpoint.manifest_composer import (
     ManifestComposer,
     as_savepoint,
 )
-from jobmanager.checkpoint.next_head import head_with
+from jobmanager.checkpoint.next_head import head_opened, head_with
 from jobmanager.checkpoint.repeated_output import note_files
 from jobmanager.checkpoint.saved_checkpoints_store import SavedCheckpoints
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
@@ -53,6 +54,9 @@ class CheckpointStoreRunner:
         now_ms: the wall clock.
         plan: of the job, where each of its rows counts once; None = some may count twice after a restart.
         starts_from: what the job is started from as long as it has no checkpoint of its own; "" = nothing.
+
+    Attributes:
+        behind: ids of the savepoints behind which tasks have gone back before a checkpoint had committed their output.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class CheckpointStoreRunner:
         self.deletions = CheckpointDeletionsRunner(
             job_id, store, self._heads, self._claimed_savepoint, now_ms
         )
+        self.behind: frozenset[int] = frozenset()
         self._done_by_checkpoint: dict[int, tuple[c.SourceDone, ...]] = {}
         """What the last checkpoints that were begun to be stored hold of sources, whether they count or not."""
         self._turns = threading.Lock()
@@ -95,6 +100,10 @@ class CheckpointStoreRunner:
     def started_from(self) -> checkpoint_pb2.StartedFrom | None:
         """What the job was started from; None = from nothing, or that is not known yet."""
         return self._claimed_savepoint.started_from
+
+    def forget(self) -> None:
+        """A call that has not returned is waited for no longer: HEAD is claimed again before it is used."""
+        self._heads.forget()
 
     def stop(self) -> None:
         """Retries under way are given up; called from any thread."""
@@ -117,10 +126,14 @@ class CheckpointStoreRunner:
 
         Raises:
             Fenced: another leader has the job.
-            Unrecoverable: HEAD is gone, or damaged.
+            Unrecoverable: HEAD is gone, or damaged, or another job has published what tasks have gone back behind.
             HeadOutcomeUnknown: nobody knows whether it is stored; ``settle`` finds out.
         """
         claim = self._begin_storing(wanted.checkpoint_id)
+        try:
+            self._take_back(claim.head)
+        except StoreTransient as error:
+            return c.CheckpointNotStored(wanted.checkpoint_id, str(error), self._now_ms())
         path = manifest_path(wanted.checkpoint_id, self._leader_epoch)
         manifest = self._manifests.compose(wanted, done_splits, last_states, self._now_ms())
         now_ms = manifest.completed_at_ms
@@ -154,6 +167,12 @@ class CheckpointStoreRunner:
             return self._not_stored(wanted.checkpoint_id, str(error), is_too_large=is_too_large)
         return self._stored(wanted.checkpoint_id, path, done)
 
+    def _take_back(self, head: checkpoint_pb2.CheckpointHead) -> None:
+        """What the checkpoint publishes tasks may have made for the second time: nobody else is to publish it then."""
+        for one in head.open_savepoints:
+            if one.checkpoint_id in self.behind:
+                self.savepoint(one.path).take_back_where_there(one.checkpoint_id)
+
     def _note_done(self, checkpoint_id: int, done: tuple[c.SourceDone, ...]) -> None:
         with self._turns:
             for older in [one for one in self._done_by_checkpoint if one < checkpoint_id]:
@@ -176,9 +195,37 @@ class CheckpointStoreRunner:
         saved = as_savepoint(manifest)
         self._done_splits.seal(saved, done_before)
         if wanted.properties.is_stop:
-            self.savepoint(wanted.properties.target).complete(saved)
+            self.complete_savepoint(saved)
         else:
             self.saved.bring(saved)
+
+    def complete_savepoint(self, manifest: checkpoint_pb2.CheckpointManifest) -> None:
+        """Writes a savepoint whose output no checkpoint has committed.
+
+        Args:
+            manifest: its; is changed.
+
+        Raises:
+            StreamError: as of ``SavepointStoreRunner.complete``.
+            Fenced: another leader has the job.
+            Unrecoverable: HEAD is gone, or cannot be read.
+        """
+        target = manifest.properties.target
+        announce = partial(self._announce, target, manifest.checkpoint_id)
+        self.savepoint(target).complete(manifest, announce)
+
+    def _announce(self, target: str, checkpoint_id: int) -> None:
+        """Has HEAD say that a savepoint may be there from now on: whoever goes back behind it has to know."""
+        claim = self._heads.claimed(must_exist=True)
+        if any(one.checkpoint_id > checkpoint_id for one in claim.head.retained):
+            raise StoreTransient(f"a checkpoint behind savepoint {checkpoint_id} is there already")
+        try:
+            self._heads.swap(claim, head_opened(claim.head, target, checkpoint_id))
+        except (HeadOutcomeUnknown, HeadClaimedAgain) as error:
+            self._heads.void(claim)
+            raise StoreTransient(f"storage was slow: {error}") from error
+        except (StoreNotFound, StoreCorrupt) as error:
+            raise self._heads.unusable(error) from error
 
     def _begin_storing(self, checkpoint_id: int) -> HeadClaim:
         """What it is stored under; a checkpoint that was given up on before is not stored any more."""

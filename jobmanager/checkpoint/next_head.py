@@ -44,6 +44,10 @@ def head_with(
         completed_at_ms=now_ms,
         state_bytes=wanted.state_bytes,
     )
+    del head.open_savepoints[:]
+    head.open_savepoints.extend(
+        one for one in last.open_savepoints if one.checkpoint_id > wanted.checkpoint_id
+    )
     head.next_checkpoint_id = max(last.next_checkpoint_id, wanted.next_checkpoint_id)
     started = head.started_from
     if head.HasField("started_from") and not started.independent_since_checkpoint_id:
@@ -61,6 +65,23 @@ def head_started(
     behind = started.checkpoint_id + 1 + IDS_RESERVED_AT_ONCE
     head.next_checkpoint_id = max(head.next_checkpoint_id, behind)
     head.started_from.CopyFrom(started)
+    return head
+
+
+def head_opened(
+    last: checkpoint_pb2.CheckpointHead, path: str, checkpoint_id: int
+) -> checkpoint_pb2.CheckpointHead:
+    """HEAD that says that a savepoint may be there from now on, whose output none of its checkpoints commits.
+
+    >>> head = head_opened(checkpoint_pb2.CheckpointHead(), "/saved", 6)
+    >>> [(one.path, one.checkpoint_id) for one in head_opened(head, "/saved", 8).open_savepoints]
+    [('/saved', 8)]
+    """
+    head = checkpoint_pb2.CheckpointHead()
+    head.CopyFrom(last)
+    del head.open_savepoints[:]
+    head.open_savepoints.extend(one for one in last.open_savepoints if one.path != path)
+    head.open_savepoints.add(path=path, checkpoint_id=checkpoint_id)
     return head
 
 

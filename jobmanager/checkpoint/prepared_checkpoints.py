@@ -21,6 +21,7 @@ class PreparedCheckpoints:
         goes_back: newer checkpoints are damaged.
         repeated: what is written again for that; None = nothing.
         is_of_another: ``newest`` was taken of another job: this one has no checkpoint of its own yet.
+        open_savepoints: ids of those that were taken behind ``newest``, and whose output no checkpoint commits.
         done: what the newest says that sources have read to its end, by operator uid.
         sweep: removes what dead attempts have left, beside what goes on from here; told what was written since
             for the start; None = nothing may be removed. Raises a ``StreamError`` where something stays.
@@ -32,5 +33,6 @@ class PreparedCheckpoints:
     goes_back: bool = False
     repeated: RepeatedOutput | None = None
     is_of_another: bool = False
+    open_savepoints: frozenset[int] = frozenset()
     done: Mapping[str, DoneSplits] = field(default_factory=dict)
     sweep: Callable[[Collection[str]], None] | None = None

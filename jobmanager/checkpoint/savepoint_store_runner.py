@@ -9,20 +9,32 @@ Every call blocks, and may be made again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
 
-from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
+from penstock.errors import (
+    JobRejected,
+    StoreCorrupt,
+    StoreNotFound,
+    StoreTransient,
+    Unrecoverable,
+)
+from penstock.graph.output_in_doubt import was_committed
 from penstock.pb import checkpoint_pb2
 from penstock.storage.manifest import decode_manifest, encode_manifest, references
 from penstock.storage.object_store import FIRST_ANSWER_MS, ObjectStore, copy_all
 from penstock.storage.open_store import open_store
+from penstock.storage.output_claim import OutputClaim, OutputUse, make_claim, release_claim
+from penstock.storage.prepared_output import claim_beside
 from penstock.storage.savepoint import (
+    ABOUT_OUTPUT,
     COMMITTED_PATH,
     GIVEN_UP,
     MANIFEST_PATH,
+    OUTPUT_PATH,
     STATE_DIRECTORY,
     TAKEN_BACK_PATH,
     is_of_savepoint,
@@ -69,6 +81,7 @@ class SavepointStoreRunner:
         self._uri = uri
         self._own = own
         self._open = open
+        self._taken_back = OutputClaim(OutputUse.TAKES_BACK, job_id)
         self._store = open(uri)
         self._log = structlog.get_logger(__name__).bind(job_id=job_id, path=uri)
 
@@ -82,12 +95,13 @@ class SavepointStoreRunner:
         self._store.check_answers(FIRST_ANSWER_MS)
         found = self._found()
         if found is not None:
-            marks = self._store.sizes([COMMITTED_PATH, TAKEN_BACK_PATH])
+            marks = self._store.sizes([*ABOUT_OUTPUT])
             return SavepointBegun(
                 is_elsewhere=False,
                 checkpoint_id=found.checkpoint_id,
                 is_committed=COMMITTED_PATH in marks,
-                is_taken_back=TAKEN_BACK_PATH in marks,
+                is_taken_back=TAKEN_BACK_PATH in marks
+                or claim_beside(self._store, marks) == self._taken_back,
             )
         others = [one.path for one in self._store.list("") if not is_of_savepoint(one.path)]
         if others:
@@ -99,11 +113,16 @@ class SavepointStoreRunner:
         self._store.check_writable()
         return SavepointBegun(is_elsewhere=not self._store.can_copy_from(self._own))
 
-    def complete(self, manifest: checkpoint_pb2.CheckpointManifest) -> None:
+    def complete(
+        self,
+        manifest: checkpoint_pb2.CheckpointManifest,
+        announce: Callable[[], None] = lambda: None,
+    ) -> None:
         """Brings all files together, then writes the manifest.
 
         Args:
             manifest: refers to files of the job and of the savepoint; is changed.
+            announce: called before the manifest is written; what it raises comes out of here.
 
         Raises:
             StoreNotFound: a file is not there.
@@ -111,7 +130,9 @@ class SavepointStoreRunner:
             StoreTransient: it cannot be written now; it may be there all the same.
         """
         self.bring(manifest)
+        announce()
         if self.write(manifest) != manifest.checkpoint_id:
+            self.take_back()  # of tasks that are no more
             raise JobRejected(f"another savepoint has been written to {self._uri} meanwhile")
 
     def bring(self, manifest: checkpoint_pb2.CheckpointManifest) -> None:
@@ -153,21 +174,44 @@ class SavepointStoreRunner:
         """
         self._store.put(COMMITTED_PATH, [f"by job {self._job_id}\n".encode()])
 
-    def mark_taken_back(self) -> None:
-        """The job that it was taken of has gone back behind it, and produces again what it names.
+    def take_back(self) -> None:
+        """The job that it was taken of goes back behind it, and produces again what it names.
 
         Raises:
-            StoreTransient: it cannot be written now.
+            Unrecoverable: another job commits that.
+            StoreTransient: it cannot be said now.
         """
-        self._store.put(TAKEN_BACK_PATH, [f"by job {self._job_id}\n".encode()])
+        try:
+            found = make_claim(self._store, self._taken_back)
+        except StoreCorrupt as error:
+            raise Unrecoverable(
+                f"whether {self._uri} can be gone back behind is not known: {error}"
+            ) from error
+        if found != self._taken_back:
+            raise Unrecoverable(
+                f"job {self._job_id} cannot go on: {was_committed(self._uri, found)}"
+            )
+
+    def take_back_where_there(self, checkpoint_id: int) -> None:
+        """The same, where this savepoint is there, or was and its output is committed; it cannot come to be later.
+
+        Raises:
+            Unrecoverable: another job commits its output.
+            StoreTransient: it cannot be found out now.
+        """
+        claim = claim_beside(self._store, self._store.sizes([OUTPUT_PATH]))
+        is_others = claim is not None and claim.use is OutputUse.COMMITS
+        with contextlib.suppress(JobRejected):  # another job's savepoint is there
+            if is_others or self.settle(checkpoint_id):
+                self.take_back()
 
     def mark_in_doubt(self) -> None:
         """The job has gone back behind it, and ended before it had produced again what it names.
 
         Raises:
-            StoreTransient: that it was taken back cannot be removed now.
+            StoreTransient: that cannot be said now.
         """
-        self._store.delete(TAKEN_BACK_PATH)
+        release_claim(self._store, self._taken_back)
 
     def settle(self, checkpoint_id: int) -> bool:
         """Whether the savepoint is complete; from now on that does not change any more.
@@ -191,13 +235,16 @@ class SavepointStoreRunner:
             files: only these go, which were not there when the rest did; () = all.
 
         Raises:
+            Unrecoverable: another job was started from it, and commits its output: it stays.
             StoreTransient: it cannot be removed now.
         """
         try:
             if self._found() is not None:
                 if not is_complete:
                     return
+                self.take_back()
                 self._store.delete(MANIFEST_PATH)
+                self._store.delete(OUTPUT_PATH)
         except StoreCorrupt:
             pass  # given up: nothing names what is there
         self._remove(files or self._written())

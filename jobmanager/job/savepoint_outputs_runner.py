@@ -85,18 +85,18 @@ class SavepointOutputsRunner:
         self._committed_id = max(self._committed_id, checkpoint_id)
         self._settle()
 
-    def note_restored(self, checkpoint_id: int) -> list[str]:
+    def note_restored(self, checkpoint_id: int) -> dict[str, int]:
         """Tasks go on from this checkpoint: what savepoints behind it cover will be produced again.
 
         Returns:
-            Their paths, as far as nobody has committed that output.
+            Their ids by their paths, as far as nobody has committed that output.
         """
         behind = {path: one for path, one in self._open().items() if one.id > checkpoint_id}
         for one in behind.values():
             if not one.behind.done():
                 one.behind.set_result(OutputFate.BEHIND)
         self.note_completed(checkpoint_id)
-        return [*behind]
+        return {path: one.id for path, one in behind.items()}
 
     def end(self, *, is_finished: bool) -> None:
         """The job has ended; FINISHED it has committed all."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from itertools import count
 from typing import Final, Literal, NoReturn, TypeAlias, TypeVar
@@ -49,7 +49,7 @@ _TRIES_AT_THE_END: Final = 4
 """What has become of a savepoint's output is noted while its job ends, for some seconds."""
 _TRY_AT_THE_END_S: Final = 5.0
 _ResultT = TypeVar("_ResultT")
-_Mark: TypeAlias = Literal["mark_committed", "mark_taken_back", "mark_in_doubt"]
+_Mark: TypeAlias = Literal["mark_committed", "take_back", "mark_in_doubt"]
 _NOT_STOPPED: Final = "the job was not stopped, and runs on"
 _NOT_STOPPED_HERE: Final = "the job was not stopped with this savepoint"
 
@@ -146,7 +146,7 @@ class SavepointsRunner:
         if fate is not OutputFate.BEHIND:
             return fate
         operation.is_taken_back = True
-        await self._call_on(operation.path, "mark_taken_back")
+        await self._call_on(operation.path, "take_back")
         return None if is_apart else OutputFate.TAKEN_BACK
 
     async def _end(
@@ -247,21 +247,28 @@ class SavepointsRunner:
         self._outputs.expect(operation.path, savepoint_id, is_behind=is_behind)
 
     async def _take_back(self, path: str) -> NoReturn:
-        await self._call_on(path, "mark_taken_back")
+        await self._call_on(path, "take_back")
         raise StreamError(
             f"savepoint {path} is complete, but the job has gone back to an older checkpoint before the output that "
             "it covers was committed, and produces that again: start from it with --in-doubt leave"
         )
 
-    def note_restored(self, checkpoint_id: int) -> list[str]:
+    def note_restored(
+        self, checkpoint_id: int, opened: frozenset[int] = frozenset()
+    ) -> Collection[str]:
         """Tasks go on from this checkpoint: what savepoints behind it cover will be produced again.
 
+        Args:
+            opened: ids of those which HEAD says to be behind it.
+
         Returns:
-            Their paths, as far as nobody has committed that output.
+            Their paths, as far as they are known here, and nobody has committed that output.
         """
         known = checkpoint_id if self._restored_id is None else self._restored_id
         self._restored_id = min(checkpoint_id, known)
-        return self._outputs.note_restored(checkpoint_id)
+        behind = self._outputs.note_restored(checkpoint_id)
+        self._store.behind |= opened | {*behind.values()}
+        return behind
 
     def note_completed(self, checkpoint_id: int) -> None:
         """A checkpoint is complete."""
@@ -279,6 +286,7 @@ class SavepointsRunner:
         """
         if go_on and not self._is_known.is_set():
             self._restored_id = None
+            self._store.behind = frozenset()
         self._is_known.set()
 
     def end(self, *, is_finished: bool) -> None:
@@ -333,18 +341,23 @@ class SavepointsRunner:
             self._expect(operation)
             await self._end(operation, None, is_apart=False)
             return
-        await self._discard(operation.path, is_complete=True)
+        if await self._discard(operation.path, is_complete=True):
+            self._store.behind -= {begun.checkpoint_id}
         raise StreamError(f"{_NOT_STOPPED}: its JobManager ended before it had been; stop it again")
 
     async def _call_on(self, path: str, what: _Mark) -> None:
         """Notes something beside a manifest, however long that takes.
 
         Raises:
-            StreamError: the job has ended, and it could not be noted.
+            StreamError: the job has ended, and it could not be noted, or something else is there already.
         """
         work = getattr(self._store.savepoint(path), what)
         told = f"the job has ended, and what became of the output of savepoint {path} could not be noted there"
-        await self._at_last(what.replace("_", " "), path, work, told)
+        try:
+            await self._at_last(what.replace("_", " "), path, work, told)
+        except Unrecoverable as error:  # another job has been faster
+            self._fail(error)
+            raise
 
     async def _at_last(
         self, what: str, path: str, work: Callable[[], _ResultT], told: str
@@ -377,13 +390,11 @@ class SavepointsRunner:
         """Writes one that all tasks have acknowledged."""
         stored = wanted.stored
         checkpoint_id = stored.checkpoint_id
-        directory = self._store.savepoint(stored.properties.target)
         given_up = asyncio.get_running_loop().create_future()
         self._storing = checkpoint_id, given_up
 
         def complete() -> None:
-            self._store.verify()
-            directory.complete(
+            self._store.complete_savepoint(
                 self._store.savepoint_manifest(
                     stored, wanted.done_splits, states, wanted.done_before
                 )
@@ -392,6 +403,7 @@ class SavepointsRunner:
         try:
             await self._calls.run("store savepoint", complete, given_up)
         except StoreSilent as error:
+            self._store.forget()
             self._post(c.StoreOutcomeUnknown(checkpoint_id, str(error), self._clock.now_ms()))
             await self._settle(stored)
         except (Fenced, Unrecoverable) as error:
@@ -417,13 +429,15 @@ class SavepointsRunner:
 
     async def _discard(
         self, path: str, *, is_complete: bool = False, files: tuple[str, ...] = ()
-    ) -> None:
+    ) -> bool:
         directory = self._store.savepoint(path)
         discard = partial(directory.discard, is_complete=is_complete, files=files)
         try:
             await self._calls.run("discard savepoint", discard)
         except StreamError as error:
             self._log.warning("savepoint.not_removed", path=path, reason=str(error))
+            return False
+        return True
 
     async def _settle(self, stored: c.StoreCheckpoint) -> None:
         """Finds out what has become of it, however long that takes; the job's tasks run on."""

@@ -160,7 +160,7 @@ class StartPreparationRunner:
         if self._savepoints is not None:
             restored_id = found.newest.checkpoint_id if found.newest else 0
             await self._operations.operations.keep_taken_back(
-                self._savepoints.note_restored(restored_id)
+                self._savepoints.note_restored(restored_id, found.open_savepoints)
             )
             self._operations.resume(found)
         await self._repeated.note(found.repeated)

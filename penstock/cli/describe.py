@@ -49,6 +49,7 @@ OUTPUT_TEXTS: Mapping[str, str] = {
     PreparedOutput.TAKEN_BACK: (
         "output that it covers: taken back by the job that it was taken of, which makes it again; left to that job"
     ),
+    PreparedOutput.CLAIMED: "output that it covers: committed by another job that was started from it",
     PreparedOutput.IN_DOUBT: "output that it covers: in doubt",
     PreparedOutput.COMMITTED_HERE: "output that it covers: committed by the job that is started from it",
     PreparedOutput.LEFT: "output that it covers: was in doubt, and is left as it is",

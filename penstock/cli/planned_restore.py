@@ -131,6 +131,11 @@ def planned_restore(graph: graph_pb2.JobGraph) -> PlannedRestore | None:
         conditions.append(
             f"a cluster on which job {original} still runs refuses to commit the output that it covers"
         )
+    if decision.claimant:
+        conditions.append(
+            f"job {decision.claimant} commits the output that it covers: refused where that job is not known to have "
+            "ended"
+        )
     output = fate_of_output(point, decision)
     return PlannedRestore(point, check, is_read, conditions, output)
 

@@ -1,18 +1,32 @@
 """Whether a job commits the output that sinks had prepared in what it starts from.
 
 A checkpoint that HEAD names lets its output be committed by whoever goes on from it, as often as need be. A savepoint
-says beside its manifest what the job that it was taken of has done with it; where it says nothing, only the user knows.
+says beside its manifest what has become of it; where it says nothing, only the user knows, and a job that is to commit it
+says so there before it does (``claim_output``). So does one that goes back behind it, which produces it again.
 The client that plans and the JobManager that starts ask the same question here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from penstock.errors import JobRejected, StoreCorrupt, StreamError
 from penstock.pb import graph_pb2
-from penstock.storage.prepared_output import PreparedOutput, has_prepared_output, savepoint_output
+from penstock.storage.manifest import decode_manifest
+from penstock.storage.object_store import FIRST_ANSWER_MS, ObjectStore
+from penstock.storage.open_store import open_store
+from penstock.storage.output_claim import OutputClaim, OutputUse, make_claim, may_claim
+from penstock.storage.prepared_output import (
+    PreparedOutput,
+    claim_beside,
+    has_prepared_output,
+    savepoint_output,
+)
 from penstock.storage.restore_point import RestorePoint
+from penstock.storage.savepoint import MANIFEST_PATH, OUTPUT_PATH
+from penstock.storage.store_names import without_slash
 
 IN_DOUBT_KEY: Final = "execution.state-recovery.in-doubt"
 
@@ -24,10 +38,12 @@ class OutputDecision:
     Attributes:
         commits: the job that is started commits it.
         refusal: why it cannot be started as it was asked for; "" = it can.
+        claimant: the job that is to commit it so far, and has to have ended; "" = none is.
     """
 
     commits: bool
     refusal: str = ""
+    claimant: str = ""
 
     @property
     def said(self) -> str:
@@ -35,35 +51,139 @@ class OutputDecision:
         return "commit" if self.commits else "leave"
 
 
-def decide_output(point: RestorePoint, said: str | None) -> OutputDecision:
+def decide_output(
+    point: RestorePoint,
+    said: str | None,
+    job_id: str = "",
+    has_ended: Callable[[str], bool] = lambda _: True,
+) -> OutputDecision:
     """What becomes of the output that is prepared in it.
 
     Args:
         said: "commit" | "leave"; None = nothing.
+        job_id: of the job that is started; "" = nobody knows yet.
+        has_ended: whether a job is known to have ended.
 
     Raises:
         StoreTransient: it cannot be read now.
     """
     if not point.is_savepoint:
-        return OutputDecision(said != "leave")
+        return OutputDecision(said != "leave", _refusal_behind(point, job_id))
     if not has_prepared_output(point.manifest):
         return OutputDecision(False)
-    found = savepoint_output(point.manifest, point.store.first_parts())
+    store, found = _found(point)
     if found is PreparedOutput.COMMITTED:
         return OutputDecision(False)
+    claim = claim_beside(store, store.first_parts())
     if found is PreparedOutput.TAKEN_BACK:
+        by = point.manifest.job_id if claim is None else claim.job_id
         refusal = (
-            f"the output that it covers cannot be committed: job {point.manifest.job_id} has gone back behind it and "
+            f"the output that it covers cannot be committed: job {by} has gone back behind it and "
             "produces that itself: say --in-doubt leave"
         )
         return OutputDecision(False, refusal if said == "commit" else "")
     if said is None:
+        whose = (
+            ""
+            if claim is None
+            else f", or by job {claim.job_id}, which was started from it to do so"
+        )
         return OutputDecision(
             False,
-            "nobody knows whether the output that it covers was committed by the job that it was taken of; look, and "
-            "say --in-doubt commit (this job commits it) or --in-doubt leave (it was committed, or is not wanted)",
+            f"nobody knows whether the output that it covers was committed by the job that it was taken of{whose}; "
+            "look, and say --in-doubt commit (this job commits it) or --in-doubt leave (it was committed, or is not "
+            "wanted)",
         )
-    return OutputDecision(said == "commit")
+    if said != "commit" or claim is None or claim.job_id == job_id:
+        return OutputDecision(said == "commit")
+    if not may_claim(claim, OutputClaim(OutputUse.COMMITS, job_id), has_ended):
+        return OutputDecision(False, _is_claimed(point, claim))
+    return OutputDecision(True, claimant=claim.job_id)
+
+
+def _is_claimed(point: RestorePoint, claim: OutputClaim) -> str:
+    return (
+        f"the output that it covers is committed by job {claim.job_id}, which was started from it: say --in-doubt leave; "
+        f"where that job is no more, and has committed nothing, remove {point.uri}/{OUTPUT_PATH}"
+    )
+
+
+def _refusal_behind(point: RestorePoint, job_id: str) -> str:
+    """Why a job cannot go on from a checkpoint: what it produces again another job has committed, or is to commit."""
+    for path in point.open_savepoints:
+        store = open_store(path)
+        claim = claim_beside(store, store.sizes([OUTPUT_PATH]))
+        if claim is not None and not may_claim(claim, _takes_back(job_id), lambda _: False):
+            return was_committed(path, claim)
+    return ""
+
+
+def was_committed(path: str, claim: OutputClaim) -> str:
+    """Why no job goes back behind a savepoint."""
+    return (
+        f"savepoint {path} was taken behind it, and the output which that covers is committed by job {claim.job_id}, which was "
+        f"started from it with --in-doubt commit: what comes behind the older checkpoint would be published twice; start from "
+        f"{path} with --in-doubt leave"
+    )
+
+
+def _takes_back(job_id: str) -> OutputClaim:
+    return OutputClaim(OutputUse.TAKES_BACK, job_id)
+
+
+def claim_output(
+    point: RestorePoint, decision: OutputDecision, job_id: str, has_ended: Callable[[str], bool]
+) -> None:
+    """Says where others look what a job is about to do with output; before it does so. To be repeated after an error.
+
+    Raises:
+        JobRejected: another job has been faster.
+        StoreTransient: it cannot be said now.
+    """
+    try:
+        if not point.is_savepoint:
+            for path in point.open_savepoints:
+                store = open_store(path)
+                if not store.sizes([MANIFEST_PATH]):
+                    continue  # it never came to be, or is gone
+                made = make_claim(store, _takes_back(job_id))
+                if made.use is not OutputUse.TAKES_BACK:
+                    raise JobRejected(
+                        f"{point.uri} cannot be started from: {was_committed(path, made)}"
+                    )
+        elif decision.commits:
+            wanted = OutputClaim(OutputUse.COMMITS, job_id)
+            made = make_claim(_deciding_store(point), wanted, has_ended)
+            if made != wanted:
+                raise JobRejected(
+                    f"{point.uri} cannot be started from with --in-doubt commit: meanwhile the output that it covers "
+                    f"is {made.use.value} by job {made.job_id}; say --in-doubt leave"
+                )
+    except StoreCorrupt as error:
+        raise JobRejected(f"{point.uri} cannot be started from: {error}") from error
+
+
+def _found(point: RestorePoint) -> tuple[ObjectStore, PreparedOutput]:
+    """Where it is said what becomes of it, and what has become of it."""
+    store = _deciding_store(point)
+    beside = {*store.first_parts(), *point.store.first_parts()}
+    return store, savepoint_output(point.manifest, store, beside)
+
+
+def _deciding_store(point: RestorePoint) -> ObjectStore:
+    """The directory in which it is said: of a copy, the one in which the savepoint was taken, as long as that is there."""
+    target = without_slash(point.manifest.properties.target)
+    if target in ("", point.uri):
+        return point.store
+    try:
+        store = open_store(target)
+        store.check_answers(FIRST_ANSWER_MS)
+        taken = decode_manifest(store.get(MANIFEST_PATH), target)
+    except StreamError:
+        return point.store
+    own = point.manifest
+    is_same = (taken.job_id, taken.checkpoint_id) == (own.job_id, own.checkpoint_id)
+    return store if is_same else point.store
 
 
 def decided_output(graph: graph_pb2.JobGraph) -> OutputDecision:
@@ -80,7 +200,8 @@ def fate_of_output(point: RestorePoint, decision: OutputDecision) -> PreparedOut
     if not has_prepared_output(point.manifest):
         return PreparedOutput.NONE
     if point.is_savepoint:
-        found = savepoint_output(point.manifest, point.store.first_parts())
-        if found is not PreparedOutput.IN_DOUBT or decision.refusal:
+        _, found = _found(point)
+        is_open = found in (PreparedOutput.IN_DOUBT, PreparedOutput.CLAIMED)
+        if not is_open or decision.refusal:
             return found
     return PreparedOutput.COMMITTED_HERE if decision.commits else PreparedOutput.LEFT

@@ -901,6 +901,7 @@ class CheckpointHead(_message.Message):
     RETAINED_FIELD_NUMBER: _builtins.int
     NEXT_CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
     STARTED_FROM_FIELD_NUMBER: _builtins.int
+    OPEN_SAVEPOINTS_FIELD_NUMBER: _builtins.int
     format_version: _builtins.int
     job_id: _builtins.str
     leader_epoch: _builtins.int
@@ -914,6 +915,10 @@ class CheckpointHead(_message.Message):
     def started_from(self) -> Global___StartedFrom:
         """Not set = the job began from nothing."""
 
+    @_builtins.property
+    def open_savepoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenSavepoint]:
+        """Savepoints whose output no checkpoint that is named here commits: they may be there, or may come to be."""
+
     def __init__(
         self,
         *,
@@ -923,14 +928,37 @@ class CheckpointHead(_message.Message):
         retained: _abc.Iterable[Global___RetainedCheckpoint] | None = ...,
         next_checkpoint_id: _builtins.int = ...,
         started_from: Global___StartedFrom | None = ...,
+        open_savepoints: _abc.Iterable[Global___OpenSavepoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["started_from", b"started_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format_version", b"format_version", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "next_checkpoint_id", b"next_checkpoint_id", "retained", b"retained", "started_from", b"started_from"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format_version", b"format_version", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "next_checkpoint_id", b"next_checkpoint_id", "open_savepoints", b"open_savepoints", "retained", b"retained", "started_from", b"started_from"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckpointHead: _TypeAlias = CheckpointHead  # noqa: Y015
+
+@_typing.final
+class OpenSavepoint(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ID_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    checkpoint_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        checkpoint_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_id", b"checkpoint_id", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenSavepoint: _TypeAlias = OpenSavepoint  # noqa: Y015
 
 @_typing.final
 class StartedFrom(_message.Message):

@@ -48,10 +48,9 @@ from penstock.storage.object_store import ObjectStore, delete_all
 from penstock.storage.open_store import open_store
 from penstock.storage.run_columns import DELETED, KEY_GROUP
 from penstock.storage.savepoint import (
-    COMMITTED_PATH,
+    ABOUT_OUTPUT,
     MANIFEST_PATH,
     STATE_DIRECTORY,
-    TAKEN_BACK_PATH,
 )
 from penstock.storage.savepoint_places import check_is_outside
 from penstock.storage.snapshot_files import PackedSnapshotWriter, snapshot_file_name
@@ -158,7 +157,7 @@ def _finish(store: ObjectStore, draft: SavepointDraft, base: StateTables | None)
     if base is None:
         manifest.triggered_at_ms = now_ms
     elif base.is_savepoint:
-        for mark in {COMMITTED_PATH, TAKEN_BACK_PATH}.intersection(base.store.first_parts()):
+        for mark in ABOUT_OUTPUT.intersection(base.store.first_parts()):
             store.put(mark, [base.store.get(mark)])
     if not store.compare_and_swap(MANIFEST_PATH, None, encode_manifest(manifest)):
         raise StateError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
@@ -11,6 +11,7 @@ from penstock.storage.head import HEAD_PATH, HeadStore
 from penstock.storage.manifest import decode_manifest, file_ends, properties_of
 from penstock.storage.object_store import ObjectStore, delete_all
 from penstock.storage.open_store import open_store
+from penstock.storage.output_claim import claim_that_stays
 from penstock.storage.prepared_output import savepoint_output
 from penstock.storage.savepoint import (
     COMMITTED_PATH,
@@ -37,7 +38,8 @@ class KeptSavepoint:
         is_for_ending: event time had been ended before it was taken (``stop --drain``).
         committed: the job that it was taken of has committed the output that it names.
         owner: the job that has claimed it; "" = none has.
-        output: what has become of the output that it covers: "committed", "taken-back" or "in-doubt"; "" = it covers none.
+        output: what has become of the output that it covers: "committed", "taken-back", "claimed" (by a job that was
+            started from it) or "in-doubt"; "" = it covers none.
     """
 
     path: str
@@ -115,7 +117,7 @@ def _kept(uri: str, store: ObjectStore) -> KeptSavepoint:
         is_for_ending=properties.behind is BehindBarrier.DRAIN,
         committed=COMMITTED_PATH in names,
         owner=store.get(OWNER_PATH).decode(errors="replace") if OWNER_PATH in names else "",
-        output=savepoint_output(manifest, names),
+        output=savepoint_output(manifest, store, names),
     )
 
 
@@ -161,9 +163,10 @@ def dispose(
             f"{uri} holds something that is no part of a savepoint: {others[0]}; nothing has been removed"
         )
     check_unneeded()
+    stays = claim_that_stays(store)
     # Without its manifest it is no savepoint any more, wherever this ends.
     delete_all(store, [MANIFEST_PATH])
-    _remove_all(store)
+    _remove_all(store, stays)
     return "savepoint"
 
 
@@ -194,6 +197,6 @@ def _dispose_of_job(
     return f"checkpoints of job {head.job_id}" if head is not None else "checkpoints"
 
 
-def _remove_all(store: ObjectStore) -> None:
-    delete_all(store, [one.path for one in store.list("")])
+def _remove_all(store: ObjectStore, but: Collection[str] = ()) -> None:
+    delete_all(store, [one.path for one in store.list("") if one.path not in but])
     store.remove_remains()

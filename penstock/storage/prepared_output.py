@@ -10,8 +10,11 @@ from collections.abc import Collection
 from enum import StrEnum
 from typing import Final
 
+from penstock.errors import StoreCorrupt
 from penstock.pb import checkpoint_pb2
-from penstock.storage.savepoint import COMMITTED_PATH, TAKEN_BACK_PATH
+from penstock.storage.object_store import ObjectStore
+from penstock.storage.output_claim import OutputClaim, OutputUse, read_claim
+from penstock.storage.savepoint import COMMITTED_PATH, OUTPUT_PATH, TAKEN_BACK_PATH
 
 COMMITTABLES: Final = "committables"
 """The list in which sinks keep what is prepared."""
@@ -25,7 +28,9 @@ class PreparedOutput(StrEnum):
     COMMITTED = "committed"
     """The job that it was taken of has committed it."""
     TAKEN_BACK = "taken-back"
-    """That job has gone back behind it before it had committed, and makes it again."""
+    """That job has gone back behind it before it had committed, and makes it again, or one that goes on from there."""
+    CLAIMED = "claimed"
+    """A job that was started from it commits it."""
     IN_DOUBT = "in-doubt"
     """Nothing says whether that job has committed it."""
     COMMITTED_HERE = "committed-here"
@@ -52,15 +57,40 @@ def has_prepared_output(manifest: checkpoint_pb2.CheckpointManifest) -> bool:
 
 
 def savepoint_output(
-    manifest: checkpoint_pb2.CheckpointManifest, beside: Collection[str]
+    manifest: checkpoint_pb2.CheckpointManifest, store: ObjectStore, beside: Collection[str]
 ) -> PreparedOutput:
     """What has become of what a savepoint covers.
 
     Args:
-        beside: names of the objects in its directory.
+        store: its directory.
+        beside: names of the objects there.
+
+    Raises:
+        StoreTransient: it cannot be read now.
     """
     if COMMITTED_PATH in beside:
         return PreparedOutput.COMMITTED
     if TAKEN_BACK_PATH in beside:
         return PreparedOutput.TAKEN_BACK
+    if (claim := claim_beside(store, beside)) is not None:
+        is_taken_back = claim.use is OutputUse.TAKES_BACK
+        return PreparedOutput.TAKEN_BACK if is_taken_back else PreparedOutput.CLAIMED
     return PreparedOutput.IN_DOUBT if has_prepared_output(manifest) else PreparedOutput.NONE
+
+
+def claim_beside(store: ObjectStore, beside: Collection[str]) -> OutputClaim | None:
+    """Which job publishes it, as far as that is said, and can be understood.
+
+    Args:
+        store: the directory of the savepoint.
+        beside: names of the objects there.
+
+    Raises:
+        StoreTransient: it cannot be read now.
+    """
+    if OUTPUT_PATH not in beside:
+        return None
+    try:
+        return read_claim(store)
+    except StoreCorrupt:
+        return None

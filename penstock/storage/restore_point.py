@@ -22,6 +22,7 @@ from penstock.storage.head import HEAD_PATH, FoundManifest, decode_head, find_ma
 from penstock.storage.manifest import decode_manifest, file_ends, parse_manifest_path
 from penstock.storage.object_store import ObjectStore, delete_all
 from penstock.storage.open_store import open_store
+from penstock.storage.output_claim import claim_that_stays
 from penstock.storage.savepoint import MANIFEST_PATH, OWNER_PATH, is_part_of_savepoint
 from penstock.storage.store_names import substore, without_slash
 
@@ -40,6 +41,8 @@ class RestorePoint:
         store: that store.
         manifest_path: in that store.
         owner: the job that HEAD belongs to, or that has claimed the savepoint; "" = none is known.
+        open_savepoints: those that its job had taken behind it, and whose output no checkpoint of its commits, by their
+            paths.
     """
 
     uri: str
@@ -48,6 +51,7 @@ class RestorePoint:
     manifest: checkpoint_pb2.CheckpointManifest
     manifest_path: str
     owner: str = ""
+    open_savepoints: tuple[str, ...] = ()
 
     @property
     def is_savepoint(self) -> bool:
@@ -108,9 +112,10 @@ def remove_savepoint(store: ObjectStore) -> None:
     Raises:
         StoreTransient: something of it cannot be removed now.
     """
+    stays = claim_that_stays(store) | {OWNER_PATH}
     store.delete(MANIFEST_PATH)
     parts = [one.path for one in store.list("") if is_part_of_savepoint(one.path)]
-    delete_all(store, [path for path in parts if path != OWNER_PATH])
+    delete_all(store, [path for path in parts if path not in stays])
     store.delete(OWNER_PATH)
     store.remove_remains()
 
@@ -200,7 +205,10 @@ def _checkpoint(uri: str, opened: Callable[[str], ObjectStore]) -> RestorePoint 
         raise _UnusableError(f"{directory}/{path} is missing")
     manifest = decode_manifest(content, f"{directory}/{path}")
     found = substore(directory, f"chk-{manifest.checkpoint_id}")
-    return RestorePoint(found, directory, store, manifest, path, head.job_id if head else "")
+    opened_behind = head.open_savepoints if head else ()
+    behind = [one.path for one in opened_behind if one.checkpoint_id > manifest.checkpoint_id]
+    owner = head.job_id if head else ""
+    return RestorePoint(found, directory, store, manifest, path, owner, tuple(behind))
 
 
 def _path_in_head(head: checkpoint_pb2.CheckpointHead, checkpoint_id: int | None) -> str:

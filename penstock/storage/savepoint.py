@@ -3,7 +3,9 @@
     manifest     as a checkpoint's; written last, and only where there is none: with it the savepoint exists
     state/       the files with its state, by the names that snapshot files have everywhere
     committed    the output that it names as prepared has been committed by the job that it was taken of
-    taken-back   that job has gone back behind it before it had committed that output, and produces it again
+    OUTPUT       which job publishes that output instead: one that has gone back behind it, and produces it again, or one
+                 that was started from it, and commits it
+    taken-back   an earlier version says so that the job has gone back behind it
     OWNER        the job that has claimed it, whose files these are from then on
 
 All paths in its manifest are relative to the directory, so that it may be copied and moved.
@@ -17,12 +19,15 @@ from typing import Final
 MANIFEST_PATH: Final = "manifest"
 COMMITTED_PATH: Final = "committed"
 TAKEN_BACK_PATH: Final = "taken-back"
+OUTPUT_PATH: Final = "OUTPUT"
 OWNER_PATH: Final = "OWNER"
 STATE_DIRECTORY: Final = "state"
 GIVEN_UP: Final = b"this savepoint was given up"
 """Stands in the place of a manifest that nobody shall write any more."""
 
-BESIDE_MANIFEST: Final = frozenset({MANIFEST_PATH, COMMITTED_PATH, TAKEN_BACK_PATH, OWNER_PATH})
+ABOUT_OUTPUT: Final = frozenset({COMMITTED_PATH, TAKEN_BACK_PATH, OUTPUT_PATH})
+"""What says there what has become of its output."""
+BESIDE_MANIFEST: Final = ABOUT_OUTPUT | {MANIFEST_PATH, OWNER_PATH}
 """What may lie in its directory besides the files with its state."""
 
 _NAME_OF_JOB_LENGTH: Final = 8

@@ -28,10 +28,10 @@ from penstock.storage.savepoint import (
     COMMITTED_PATH,
     GIVEN_UP,
     MANIFEST_PATH,
-    TAKEN_BACK_PATH,
     savepoint_name,
 )
 from penstock.storage.store_names import substore
+from tests.support.savepoint_marks import marks_beside
 from tests.support.simulated_store import AuditedStore, Countdown, StoreAccess, StoreWeather
 
 
@@ -272,7 +272,7 @@ class SimulatedSavepoints:
         for one in self.asked:
             store = self.stores.get(one.path)
             manifest = store.manifest if store is not None else None
-            marks = set() if store is None else store.paths() & {COMMITTED_PATH, TAKEN_BACK_PATH}
+            marks = set() if store is None else marks_beside(store.objects)
             assert len(marks) < 2, f"the output of {one.path} was committed, and was not"
             assert AbortReason.SUBSUMED.value not in str(one.error), f"{one.path}: {one.error}"
             if one.is_taken:

@@ -31,8 +31,10 @@ from jobmanager.stores.job_store import JobStore
 from penstock.errors import JobRejected, NotLeader, StoreTransient, StreamError
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.kept_state import dispose
+from penstock.storage.local_store import LocalStore
 from tests.support.job_records import JobRecords
 from tests.support.jobs import DEADLINE_S
+from tests.support.savepoint_marks import marks_beside
 from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     JOB,
     Checkpointed,
@@ -159,8 +161,11 @@ class Takeover:
             assert not fake.restored, "no task has begun again"
 
     def mark(self, name: str) -> list[Path]:
-        """Objects of this name beside the savepoint's manifest."""
-        return list(self.savepoints.glob(f"*/{name}"))
+        """The savepoints beside whose manifest this is said, or which have an object of this name."""
+        found = self.savepoints.glob("*")
+        return [
+            one for one in found if name in marks_beside(LocalStore(one)) or (one / name).exists()
+        ]
 
 
 async def ended(cluster: Any) -> Any:

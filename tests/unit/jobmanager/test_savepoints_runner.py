@@ -30,6 +30,7 @@ from penstock.storage.checkpoint_properties import (
 from penstock.storage.local_store import LocalStore
 from penstock.storage.open_store import open_store
 from penstock.storage.savepoint import MANIFEST_PATH
+from tests.support.savepoint_marks import marks_beside
 
 SAVEPOINT_ID = 2
 
@@ -130,10 +131,7 @@ def test_a_job_that_goes_back_behind_one_while_it_is_stored_takes_it_back(
     """Its storage takes longer than a restart; the next checkpoint is one of the tasks that began before it."""
 
     def marks() -> set[str]:
-        return {one.name for one in (tmp_path / "savepoint").glob("*")} & {
-            "committed",
-            "taken-back",
-        }
+        return marks_beside(LocalStore(tmp_path / "savepoint"))
 
     async def request(_id: str, properties: CheckpointProperties) -> int:
         if properties.is_savepoint:
@@ -230,8 +228,7 @@ def test_a_stop_that_another_jobmanager_had_begun_is_committed_when_its_job_is_f
             asyncio.run(settle())
     else:
         asyncio.run(settle())
-    marks = {one.name for one in path.iterdir()} & {"committed", "taken-back"}
-    assert marks == ({mark} if mark else set())
+    assert marks_beside(LocalStore(path)) == ({mark} if mark else set())
 
 
 def test_a_stop_whose_job_finishes_before_the_storage_answers_again_is_no_failure(
