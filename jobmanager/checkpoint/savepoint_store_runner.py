@@ -193,7 +193,7 @@ class SavepointStoreRunner:
             )
 
     def take_back_where_there(self, checkpoint_id: int) -> None:
-        """The same, where this savepoint is there, or was and its output is committed; it cannot come to be later.
+        """The same, where this savepoint is there, or was and its output is committed.
 
         Raises:
             Unrecoverable: another job commits its output.
@@ -201,9 +201,11 @@ class SavepointStoreRunner:
         """
         claim = claim_beside(self._store, self._store.sizes([OUTPUT_PATH]))
         is_others = claim is not None and claim.use is OutputUse.COMMITS
-        with contextlib.suppress(JobRejected):  # another job's savepoint is there
-            if is_others or self.settle(checkpoint_id):
-                self.take_back()
+        found = None
+        with contextlib.suppress(JobRejected, StoreCorrupt):  # nobody starts from what is there
+            found = self._found()
+        if is_others or (found is not None and found.checkpoint_id == checkpoint_id):
+            self.take_back()
 
     def mark_in_doubt(self) -> None:
         """The job has gone back behind it, and ended before it had produced again what it names.

@@ -200,7 +200,7 @@ class DispatcherRunner:
             return
         self._check_not_stopping()
         with self._cluster.partitions.checked(graph):
-            if start is not None and start.is_claim:
+            if start is not None:
                 await self._checks.claim(job, start)
             now_ms = self._clock.now_ms()
             save = partial(self._store.save, job_id, graph, now_ms)

@@ -14,7 +14,12 @@ from penstock.config import Configuration
 from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
 from penstock.graph.added_aggregates import mark_added
 from penstock.graph.adopted_paths import adopt_paths
-from penstock.graph.output_in_doubt import IN_DOUBT_KEY, decide_output, decided_output
+from penstock.graph.output_in_doubt import (
+    IN_DOUBT_KEY,
+    claim_output,
+    decide_output,
+    decided_output,
+)
 from penstock.graph.restore_check import (
     RestoreCheck,
     adopt_key_groups,
@@ -55,6 +60,19 @@ class JobStart:
     point: RestorePoint
     is_claim: bool
     check: RestoreCheck
+
+    def claim_output(self, has_ended: Callable[[str], bool]) -> None:
+        """Says what the job is about to do with output that another one may publish as well; blocks. To be repeated
+        after an error.
+
+        Args:
+            has_ended: whether a job is known to have ended.
+
+        Raises:
+            JobRejected: the other one has been faster.
+            StoreTransient: it cannot be said now.
+        """
+        claim_output(self.point, decided_output(self.graph), self.job_id, has_ended)
 
     def claim(self) -> None:
         """Makes what the job starts from its own, and nobody else's; blocks. To be repeated after an error.
@@ -122,7 +140,8 @@ def prepare_start(
     found.CopyFrom(graph)
     adopt_key_groups(found, point.manifest)
     adopt_paths(found, point.manifest)
-    output = decide_output(point, config.execution_state_recovery_in_doubt)
+    said = config.execution_state_recovery_in_doubt
+    output = decide_output(point, said, job_id, has_ended)
     check = check_restore(
         found,
         point.manifest,

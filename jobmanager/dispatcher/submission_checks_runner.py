@@ -67,14 +67,19 @@ class SubmissionChecksRunner:
             ) from error
 
     async def claim(self, job: JobDescription, start: JobStart) -> None:
-        """Makes what a job starts from its own. Where it is refused, nothing stays of the job.
+        """Makes what a job starts from its own, as far as it is to be, and says what becomes of output there. Where it is
+        refused, nothing stays of the job.
 
         Raises:
-            JobRejected: another job has claimed it, or needs it.
+            JobRejected: another job has claimed it, or needs it, or publishes its output.
             StoreTransient: it cannot be claimed now.
         """
         try:
-            await self._claim(start)
+            if start.is_claim:
+                await self._claim(start)
+            which = f"{start.point.uri}, which it is to start from,"
+            work = partial(start.claim_output, self._jobs.has_ended)
+            await self._call("claim output", start.graph.name, which, work)
         except JobRejected:
             if (
                 start.point.is_savepoint and job.checkpoint_directory

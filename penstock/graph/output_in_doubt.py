@@ -39,6 +39,11 @@ class OutputDecision:
         commits: the job that is started commits it.
         refusal: why it cannot be started as it was asked for; "" = it can.
         claimant: the job that is to commit it so far, and has to have ended; "" = none is.
+
+    >>> OutputDecision(True).said
+    'commit'
+    >>> OutputDecision(False, "nobody knows whether it was committed").said
+    'leave'
     """
 
     commits: bool

@@ -258,10 +258,15 @@ def test_two_forks_share_nothing_but_what_was_before(
     said = {"execution.state-recovery.in-doubt": doubt} if doubt else {}
     forks = {"one": branches.submit("one", path, said)}
     branches.checkpoint("one", forks["one"])
+    if doubt == "commit":  # one of them does
+        with pytest.raises(JobRejected, match=f"is committed by job {forks['one'].job_id}"):
+            branches.submit("other", path, said)
+        said = {"execution.state-recovery.in-doubt": "leave"}
     forks["other"] = branches.submit("other", path, said, claim=claim)
     if claim:  # it is the first checkpoint of that job now
-        wait_gone(Path(path), Deadline(f"the end of {path}"))
-        with pytest.raises(JobRejected, match="is no directory that exists"):
+        wait_gone(Path(path) / "manifest", Deadline(f"the end of {path}"))
+        gone = "neither a manifest nor" if doubt == "commit" else "is no directory that exists"
+        with pytest.raises(JobRejected, match=gone):
             branches.submit("third", path, said)
     branches.checkpoint("other", forks["other"])
     cancel(forks[first_to_end])

@@ -6,34 +6,40 @@ Method: a savepoint on disk whose sink has prepared output; who runs is said by 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
 
+from jobmanager.checkpoint.next_head import head_opened
+from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.dispatcher.job_start_runner import prepare_start
 from jobmanager.dispatcher.known_jobs import KnownJob, KnownJobs
 from jobmanager.dispatcher.submission_checks_runner import SubmissionChecksRunner
 from jobmanager.job.job_record import JobRecord
 from penstock.cli.describe import started_fields, started_lines
 from penstock.config import Configuration
-from penstock.errors import JobRejected
+from penstock.errors import JobRejected, Unrecoverable
 from penstock.graph.output_in_doubt import IN_DOUBT_KEY, decided_output
 from penstock.graph.restore_check import Fate, RestoreCheck, StateFate
 from penstock.graph.started_from import started_from
 from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.head import HeadStore
 from penstock.storage.kept_state import list_savepoints
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import encode_manifest
+from penstock.storage.memory_store import MemoryStore
 from penstock.storage.prepared_output import COMMITTABLES
-from penstock.storage.restore_point import claim_savepoint, open_restore_point
+from penstock.storage.restore_point import claim_savepoint, open_restore_point, remove_savepoint
 from penstock.storage.savepoint import COMMITTED_PATH, MANIFEST_PATH, TAKEN_BACK_PATH
 
 ORIGINAL, CLAIMER, NEW = "0" * 32, "1" * 32, "2" * 32
 
 
-def make_savepoint(path: Path) -> None:
+def make_savepoint(path: Path, target: str = "") -> None:
     manifest = checkpoint_pb2.CheckpointManifest(job_id=ORIGINAL, checkpoint_id=7)
     manifest.properties.kind = checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT
+    manifest.properties.target = target
     vertex = manifest.vertices.add(id="v0", parallelism=1)
     vertex.operators.add(uid="files", kind="sink")
     held = manifest.subtasks.add(vertex="v0").operators.add(operator_uid="files").lists.add()
@@ -64,6 +70,93 @@ def test_output_is_committed_by_another_once_its_own_job_has_ended(
     with pytest.raises(JobRejected, match=f"job {ORIGINAL} still runs"):
         start(tmp_path, ORIGINAL)
     assert start(tmp_path, "") == "commit"
+
+
+def begin(path: Path, job_id: str, said: str = "", ended: str = "") -> str:
+    """What a job does with the output, and says so; that one is known to have ended."""
+    graph = graph_pb2.JobGraph(name="job")
+    graph.vertices.add(id="v0", parallelism=1).operators.add(uid="files")
+    config = {"execution.state-recovery.path": str(path)} | ({IN_DOUBT_KEY: said} if said else {})
+    start = prepare_start(
+        job_id, graph, Configuration.from_mapping(config), lambda _: False, ended.__eq__
+    )
+    start.claim_output(ended.__eq__)
+    return start.graph.config[IN_DOUBT_KEY]
+
+
+def original_goes_back(path: Path) -> None:
+    SavepointStoreRunner(ORIGINAL, str(path), MemoryStore(1 << 20)).take_back_where_there(7)
+
+
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_of_all_that_may_publish_its_output_one_does(tmp_path: Path, is_copy: bool) -> None:
+    taken = tmp_path / "taken"
+    make_savepoint(taken, str(taken))
+    path = tmp_path / "copy" if is_copy else taken
+    if is_copy:
+        shutil.copytree(taken, path)
+    assert begin(path, NEW, "commit") == "commit"
+    assert begin(path, NEW, "commit") == "commit"  # its answer was lost
+    assert [one.output for one in list_savepoints(str(taken))] == ["claimed"]
+    with pytest.raises(JobRejected, match=f"is committed by job {NEW}, .* say --in-doubt leave"):
+        begin(path, CLAIMER, "commit")
+    with pytest.raises(JobRejected, match=f"or by job {NEW}, which was started from it"):
+        begin(path, CLAIMER)
+    assert begin(path, CLAIMER, "leave") == "leave"
+    with pytest.raises(Unrecoverable, match=f"is committed by job {NEW}"):
+        original_goes_back(taken)
+    assert begin(path, CLAIMER, "commit", ended=NEW) == "commit"  # which may have failed before
+    with pytest.raises(Unrecoverable, match=f"is committed by job {CLAIMER}"):
+        original_goes_back(taken)
+    SavepointStoreRunner(ORIGINAL, str(taken), MemoryStore(1 << 20)).mark_committed()
+    assert begin(path, NEW) == "leave"  # also of a copy from before
+
+
+def test_what_its_job_has_taken_back_nobody_commits_unless_that_has_ended(tmp_path: Path) -> None:
+    make_savepoint(tmp_path)
+    original_goes_back(tmp_path)
+    with pytest.raises(JobRejected, match=f"job {ORIGINAL} has gone back behind it"):
+        begin(tmp_path, NEW, "commit")
+    assert begin(tmp_path, NEW) == "leave"
+    SavepointStoreRunner(ORIGINAL, str(tmp_path), MemoryStore(1 << 20)).mark_in_doubt()
+    assert begin(tmp_path, NEW, "commit") == "commit"
+
+
+def test_of_a_savepoint_that_never_came_to_be_nothing_is_made(tmp_path: Path) -> None:
+    original_goes_back(tmp_path / "never")
+    assert not (tmp_path / "never").exists()
+
+
+@pytest.mark.parametrize("first", ["savepoint", "checkpoint"])
+def test_a_checkpoint_before_a_savepoint_is_gone_on_from_or_its_output_committed(
+    tmp_path: Path, first: str
+) -> None:
+    """Of a job that has ended between the savepoint and the checkpoint that was to commit it."""
+    saved, job = tmp_path / "saved", tmp_path / "job"
+    make_savepoint(saved)
+    store = LocalStore(job)
+    manifest = checkpoint_pb2.CheckpointManifest(job_id=ORIGINAL, checkpoint_id=6)
+    store.put("chk-6/manifest-1", [encode_manifest(manifest)])
+    heads = HeadStore(store)
+    head = heads.claim(ORIGINAL, 1)
+    head.retained.add(checkpoint_id=6, manifest_path="chk-6/manifest-1")
+    heads.swap(head_opened(head, str(saved), 7))
+    older = job / "chk-6"
+    if first == "savepoint":
+        begin(saved, NEW, "commit")
+        with pytest.raises(JobRejected, match=f"{saved} was taken behind it.*by job {NEW}.*leave"):
+            begin(older, CLAIMER)
+        remove_savepoint(LocalStore(saved))  # its claimant has taken it over
+        with pytest.raises(JobRejected, match=f"{saved} was taken behind it.*by job {NEW}.*leave"):
+            begin(older, CLAIMER)
+        return
+    begin(older, CLAIMER)
+    with pytest.raises(JobRejected, match=f"job {CLAIMER} has gone back behind it"):
+        begin(saved, NEW, "commit")
+    SavepointStoreRunner(ORIGINAL, str(saved), MemoryStore(1 << 20)).mark_in_doubt()
+    with pytest.raises(JobRejected, match=f"job {CLAIMER} has gone back behind it"):
+        begin(saved, NEW, "commit")
+    begin(older, NEW)  # once more: it goes on from there again
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ as it was in the middle of an operation.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,6 +33,8 @@ from penstock.errors import JobRejected, NotLeader, StoreTransient, StreamError
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.kept_state import dispose
 from penstock.storage.local_store import LocalStore
+from penstock.storage.output_claim import OutputClaim, OutputUse, make_claim
+from penstock.storage.restore_point import remove_savepoint
 from tests.support.job_records import JobRecords
 from tests.support.jobs import DEADLINE_S
 from tests.support.savepoint_marks import marks_beside
@@ -44,6 +47,7 @@ from tests.unit.jobmanager.test_jobmanager_checkpoints import (
 )
 
 ID = "mine"
+OTHER = OutputClaim(OutputUse.COMMITS, "1" * 32)
 
 
 class Holding(Checkpointed):
@@ -133,7 +137,7 @@ class Takeover:
         async with self._cluster_of(settings(self._path)) as cluster:
             fake = Holding(await cluster.add("tm2"))
             fake.finish_on_completion = False
-            await cluster.wait_for(JOB, "RUNNING", "FINISHED")
+            await cluster.wait_for(JOB, "RUNNING", "FINISHED", "FAILED")
             yield cluster
 
     @asynccontextmanager
@@ -289,6 +293,36 @@ def test_the_output_of_a_savepoint_is_taken_back_where_the_next_begins_before_it
             assert "--in-doubt leave" in found.message
             assert takeover.mark("taken-back")
             assert not takeover.mark("committed")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_output_that_a_job_of_another_cluster_commits_is_not_produced_again(
+    takeover: Takeover, is_removed: bool
+) -> None:
+    """The cluster was away meanwhile; the other job may have claimed the savepoint, and have removed it."""
+
+    async def scenario() -> None:
+        await takeover.first(apart(takeover), 1, lambda: bool(takeover.mark("manifest")))
+        (path,) = takeover.mark("manifest")
+        store = LocalStore(path)
+        assert make_claim(store, OTHER) == OTHER
+        if is_removed:
+            remove_savepoint(store)
+        async with takeover.second() as cluster:
+            failed = asyncio.ensure_future(cluster.wait_for(JOB, "FAILED"))
+            if is_removed:  # nobody looks before that
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await take_checkpoint(cluster)
+            told = (await failed).failure.message
+            assert f"savepoint {path} was taken behind it" in told
+            assert f"is committed by job {OTHER.job_id}" in told
+            assert f"start from {path} with --in-doubt leave" in told
+            listed = await cluster.client.ListCheckpoints(
+                client_pb2.ListCheckpointsRequest(job_id=JOB)
+            )
+            assert listed.completed_count == 0, "nothing was published"
 
     run(scenario)
 
