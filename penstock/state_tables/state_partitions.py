@@ -7,13 +7,17 @@ cut. A task reads so many parts that it has 32 to 128 MB of files: starting one 
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import pyarrow as pa
 
+from penstock.errors import StreamError
 from penstock.rows.spark_types import spark_json_of_columns
 from penstock.state_tables.carried_columns import converted_batch, spark_schema
 from penstock.state_tables.opened_state import StateTables, TablePiece, open_state
@@ -25,6 +29,11 @@ TASK_BYTES_MIN: Final = 32 << 20
 TASK_BYTES_MAX: Final = 128 << 20
 _TASKS: Final = 16
 """So many are made of what is not much, so that many cores can share it."""
+
+HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
+"""What Spark's Python looks for in its environment when it tells of an error."""
+_OF_SPARK: Final = frozenset({"pyspark.worker", "pyspark.sql.worker.utils"})
+"""Modules that only its processes have."""
 
 _OPTIONS: Final = frozenset({"path", "uid", "state", "filters"})
 
@@ -62,6 +71,19 @@ class StatePartition:
     size_bytes: int
 
 
+@contextmanager
+def _cause_first() -> Iterator[None]:
+    """Within it an error of ours makes one of Spark's Python processes, which ends with it, say what it says and not which lines
+    led there: Spark would begin with these."""
+    try:
+        yield
+    except StreamError:
+        if not _OF_SPARK.isdisjoint(sys.modules):
+            os.environ[HIDE_TRACEBACK] = "1"
+        raise
+
+
+@_cause_first()
 def partitions_of(
     path: str, uid: str, name: str, bounds: Sequence[Bounds] = ()
 ) -> list[list[StatePartition]]:
@@ -167,13 +189,14 @@ def spark_batches(
         StoreCorrupt, StoreNotFound, StoreTransient: a file cannot be read.
     """
     where = f"state {name!r} of operator {uid!r}"
-    state = open_again(path)
-    pieces = {one.place: one for one in state.pieces(uid, name)}
-    schema = spark_schema(state.schema(uid, name), where)
-    for part in parts:
-        groups = range(part.first_key_group, part.last_key_group + 1)
-        for batch in state.piece_batches(uid, name, pieces[part.place], groups):
-            yield converted_batch(batch, schema, where)
+    with _cause_first():
+        state = open_again(path)
+        pieces = {one.place: one for one in state.pieces(uid, name)}
+        schema = spark_schema(state.schema(uid, name), where)
+        for part in parts:
+            groups = range(part.first_key_group, part.last_key_group + 1)
+            for batch in state.piece_batches(uid, name, pieces[part.place], groups):
+                yield converted_batch(batch, schema, where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +223,7 @@ class AskedState:
         """The schema as Spark writes it."""
         return spark_json_of_columns(self.schema)
 
+    @_cause_first()
     def check_schema(self, *, is_own: bool) -> None:
         """Checks that what Spark was told of the columns is what they are.
 
@@ -213,6 +237,7 @@ class AskedState:
             )
 
 
+@_cause_first()
 def asked_state(options: Mapping[str, str], *, is_known: bool = False) -> AskedState:
     """What options ask for: ``path``, ``uid``, ``state``, and ``filters``, which is "true" or "false".
 

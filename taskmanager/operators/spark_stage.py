@@ -32,6 +32,7 @@ from taskmanager.spark.stage_files import (
     earlier_attempts,
     indexed_output,
     read_rows,
+    writing,
 )
 from taskmanager.spark.stage_messages import RunStage, StageInput
 from taskmanager.spark.stage_table import StageEnd
@@ -165,9 +166,10 @@ class SparkStageOperator(Operator):
             yield from read_rows(file, self._schema, self.context.config.batch_rows, self._where)
 
     def _run(self) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)
         function_file = self._directory / FUNCTION
-        function_file.write_bytes(self._spec.function.pickled)
+        with writing(function_file):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            function_file.write_bytes(self._spec.function.pickled)
         stage = RunStage(
             stage_id=self._stage_id,
             operator=self._name,

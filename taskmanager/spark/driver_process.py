@@ -13,7 +13,8 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
@@ -47,9 +48,15 @@ class StageOutput:
         self._fallback = fallback
         self._of_thread = threading.local()
 
-    def switch_to(self, log: TextIO | None) -> None:
-        """Where this thread prints to from now on; None = to the driver's own log."""
-        self._of_thread.log = log
+    @contextmanager
+    def printed_to(self, path: Path) -> Iterator[None]:
+        """Within it, what this thread prints goes to a file, else to the driver's own log."""
+        with path.open("a", buffering=1, encoding="utf-8") as log:
+            self._of_thread.log = log
+            try:
+                yield
+            finally:
+                self._of_thread.log = None
 
     def _current(self) -> TextIO:
         return getattr(self._of_thread, "log", None) or self._fallback
@@ -126,20 +133,19 @@ class SparkDriverProcess:
         threading.Thread(target=work, name=name, daemon=True).start()
 
     def _run(self, stage: RunStage) -> None:
-        with Path(stage.log_file).open("a", buffering=1, encoding="utf-8") as log:
-            self._output.switch_to(log)
-            try:
+        failure: StageFailed | None = None
+        try:
+            with self._output.printed_to(Path(stage.log_file)):
                 session = self.sessions.get(dict(stage.settings))
                 self._send(StageBegun(stage.stage_id))
                 with self.sessions.tagged(stage.stage_id):
                     do_stage(session, stage)
-            except BaseException as error:  # noqa: BLE001 - a task's boundary: the slot hears of it
-                self._send(self._failure(error, stage))
-            else:
-                self._send(self._end(stage))
-            finally:
-                self._output.switch_to(None)
-                self._running.pop(stage.stage_id)[1].set()
+        except BaseException as error:  # noqa: BLE001 - a task's boundary: the slot hears of it
+            failure = self._failure(error, stage)
+        self._send(failure or self._end(stage))
+        self._running.pop(stage.stage_id)[1].set()
+        if failure is not None:
+            self.sessions.release()
 
     def _end(self, stage: RunStage) -> Message:
         return self._stopped(stage) or StageDone(stage.stage_id)

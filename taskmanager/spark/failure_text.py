@@ -14,6 +14,7 @@ _PYTHON = re.compile(
     r"Traceback \(most recent call last\):\n(?:.*\n)*?(\w[\w.]*: .*|\w[\w.]*)$", re.MULTILINE
 )
 _OF_MEMORY = ", which ran out of memory (execution.spark.driver-memory is the heap in local mode)"
+_DISK_FULL = ("No space left on device", "Disk quota exceeded")
 _OWN_WORDS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 
 
@@ -51,13 +52,32 @@ def root_cause(text: str) -> str:
     return without_jvm(text)
 
 
-def failure_message(operator: str, function: str, kind: str, text: str) -> str:
+def full_disk(text: str, places: str) -> str:
+    """What to add where a text says that a disk is full, "" = it does not.
+
+    Args:
+        places: what is written to.
+
+    Example: Spark says no path.
+        >>> full_disk("java.io.IOException: No space left on device", "/tmp/a")
+        ' (No space left on device, of the disk of /tmp/a: free space there, or use another directory)'
+    """
+    found = next((words for words in _DISK_FULL if words in text), "")
+    return (
+        f" ({found}, of the disk of {places}: free space there, or use another directory)"
+        if found
+        else ""
+    )
+
+
+def failure_message(operator: str, function: str, kind: str, text: str, places: str = "") -> str:
     """One stage's failure as a person reads it.
 
     Args:
         function: how the user knows it.
         kind: class of the exception.
         text: all that it says.
+        places: what the stage writes to.
 
     Example: what to raise is named.
         >>> failure_message("sum", "total", "Py4JJavaError", "java.lang.OutOfMemoryError: Java heap space")[:52]
@@ -65,7 +85,7 @@ def failure_message(operator: str, function: str, kind: str, text: str) -> str:
     """
     cause = root_cause(text)
     whole = without_jvm(text)
-    hint = _OF_MEMORY if "java.lang.OutOfMemoryError" in text else ""
+    hint = _OF_MEMORY if "java.lang.OutOfMemoryError" in text else full_disk(text, places)
     head = f"operator {operator!r}: {function} failed on Spark{hint}: "
     if cause == whole:
         return f"{head}{kind}: {whole}"

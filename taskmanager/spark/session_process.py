@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -219,6 +220,14 @@ class SparkSessions:
         else:
             self._session.sparkContext.cancelJobsWithTag(tag)
 
+    def release(self) -> None:
+        """Removes the files that Spark keeps for what nobody refers to any more, soon."""
+        if self._session is None or self._is_remote or not self.has_jvm() or self.is_stopped():
+            return
+        gc.collect()  # of Python, which holds on to objects of the JVM
+        with suppress(Exception):  # the JVM ends, or somebody stops the session
+            self._session._jvm.System.gc()
+
     def stop(self) -> None:
         """Ends the session, and what it has under way."""
         if self._session is not None and self.has_jvm():
@@ -226,6 +235,15 @@ class SparkSessions:
                 self._session.interruptAll()
             self._session.stop()
             forget_session(self._directory)
+            self._end_jvm()
+
+    def _end_jvm(self) -> None:
+        """The JVM removes its directories as it ends, which it does when its input has."""
+        jvm = self._jvm()
+        if not self._is_remote and jvm is not None and jvm.stdin is not None:
+            jvm.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                jvm.wait(_EXIT_S)
 
 
 def _is_there(module: str) -> bool:

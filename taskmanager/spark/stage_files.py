@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,8 +22,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.errors import TaskFailure
+from penstock.errors import TaskFailure, Unrecoverable
 from penstock.rows.spark_types import carried_schema, converted
+from penstock.storage.os_errors import store_error
 
 FUNCTION = "function"
 OUTPUT = "out"
@@ -82,12 +84,31 @@ class StageInputFiles:
         """Writes rows that were taken; any thread, one call at a time.
 
         Raises:
-            TaskFailure: a value is none that Spark can have.
+            Unrecoverable: a value is none that Spark can have: it would be met again.
+            TaskFailure: the file cannot be written.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{len(self.files)}.parquet"
-        pq.write_table(converted(table, self.schema, self._where), path, store_schema=False)
+        try:
+            rows = converted(table, self.schema, self._where)
+        except TaskFailure as error:
+            raise Unrecoverable(str(error)) from error
+        with writing(path):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            pq.write_table(rows, path, store_schema=False)
         self.files.append(str(path))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """For the time in which a file of a stage is written.
+
+    Raises:
+        TaskFailure: it cannot be.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise TaskFailure(str(store_error("written", path, error))) from error
 
 
 def written_output(directory: Path, *, is_kept: bool = False) -> list[SparkOutputFile]:
@@ -130,13 +151,18 @@ def has_other_calendar(metadata: pq.FileMetaData) -> bool:
 
 
 def write_index(directory: Path, files: list[SparkOutputFile]) -> None:
-    """Makes the output of an attempt count, at once."""
+    """Makes the output of an attempt count, at once.
+
+    Raises:
+        TaskFailure: it cannot be written.
+    """
     temporary = directory / f".{_INDEX}"
-    with temporary.open("w") as file:
+    with writing(temporary), temporary.open("w") as file:
         json.dump([asdict(one) for one in files], file)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(directory / _INDEX)
+    with writing(directory / _INDEX):
+        temporary.replace(directory / _INDEX)
 
 
 def indexed_output(directory: Path) -> list[SparkOutputFile]:

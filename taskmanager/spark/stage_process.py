@@ -9,9 +9,10 @@ from typing import Any
 
 import cloudpickle
 
+from penstock.config.spark_keys import is_local_master
 from penstock.errors import TaskFailure
 from penstock.rows.spark_types import all_nullable, shown_spark_type, spark_json_of_columns
-from taskmanager.spark.failure_text import failure_message, is_of_user
+from taskmanager.spark.failure_text import failure_message, full_disk, is_of_user
 from taskmanager.spark.stage_files import write_index, written_output
 from taskmanager.spark.stage_messages import RunStage, StageFailed, StageInput
 from taskmanager.user_code.user_failure import user_traceback
@@ -52,7 +53,7 @@ def failure_of(error: BaseException, stage: RunStage) -> StageFailed:
         )
     if isinstance(error, TaskFailure):
         return StageFailed(stage.stage_id, str(error), error.user_traceback)
-    kind = type(error).__name__
+    kind, text = type(error).__name__, str(error)
     where = f"operator {stage.operator!r}: {stage.function_name}"
     if isinstance(error, SystemExit):
         return StageFailed(
@@ -61,11 +62,21 @@ def failure_of(error: BaseException, stage: RunStage) -> StageFailed:
             user_traceback(error),
         )
     if not type(error).__module__.startswith(("pyspark.", "py4j.")):
-        return StageFailed(stage.stage_id, f"{where} raised {kind}: {error}", user_traceback(error))
-    text = str(error)
-    message = failure_message(stage.operator, stage.function_name, kind, text)
+        message = f"{where} raised {kind}: {text}{full_disk(text, _places(stage))}"
+        return StageFailed(stage.stage_id, message, user_traceback(error))
+    message = failure_message(stage.operator, stage.function_name, kind, text, _places(stage))
     trace = _python_part(error) if is_of_user(kind, text) else ""
     return StageFailed(stage.stage_id, message, trace)
+
+
+def _places(stage: RunStage) -> str:
+    """The directories that Spark writes to: which of them is full it does not say."""
+    settings = dict(stage.settings)
+    if is_local_master(settings.get("spark.master", "")):
+        own = f"spark.local.dir ({settings['spark.local.dir']})"
+    else:
+        own = "Spark's own files on its executors"
+    return f"{own} or of its output ({stage.output})"
 
 
 def _python_part(error: BaseException) -> str:

@@ -27,7 +27,8 @@ from taskmanager.spark.stage_files import OUTPUT, indexed_output
 from taskmanager.spark.stage_messages import RunStage, StageInput
 from taskmanager.spark.stage_table import StageEnd
 from tests.integration.spark.conftest import IN_ALL, SMALL, START_S, jvm_of, tree_of, wait_all_ended
-from tests.support.processes import wait_in_directory
+from tests.support.processes import Deadline, wait_in_directory
+from tests.support.small_disk import filled, small_disk
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.sampled(2)]
 
@@ -297,6 +298,32 @@ def test_kill_of_the_jvm_or_the_driver_fails_the_stage_and_leaves_nothing(
         assert ("JVM of Spark has ended" if is_jvm else "was killed by SIGKILL") in end.message
         assert not end.user_traceback  # a restart may help
         wait_all_ended(tree)
+
+
+@IN_ALL
+def test_what_an_attempt_leaves_on_a_full_disk_makes_room_for_the_next(tmp_path: Path) -> None:
+    def mixed(spark: Any) -> Any:
+        return spark.range(0, 1_200_000, 1, 12).selectExpr("id", "uuid() text").repartition(3)
+
+    with small_disk(tmp_path / "small", "96m") as small, filled(small, leave_bytes=24 << 20):
+        config = SMALL | {"spark.local.dir": str(small), "execution.spark.directory": str(tmp_path)}
+        place = SparkPlace(
+            "job", tmp_path / "slot", tmp_path, (), Configuration.from_mapping(config)
+        )
+        runner = SparkDriverRunner(place, os.environ)
+        try:
+            end = Stages(runner).run(mixed, schema=pa.schema([*IDS, ("text", pa.string())]))
+            assert (
+                f"No space left on device, of the disk of spark.local.dir ({small})" in end.message
+            )
+            assert not end.user_traceback  # a restart may help
+            deadline = Deadline("room", START_S)
+            while [*small.rglob("*.data")]:
+                deadline.left()
+                time.sleep(0.05)
+        finally:
+            runner.close()
+        assert [file.name for file in small.iterdir()] == [".filler"]
 
 
 def test_a_jvm_that_does_not_start_says_why(tmp_path: Path) -> None:
