@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from common.elements import MIN_TIMESTAMP_MS
+from common.elements import MAX_TIMESTAMP_MS, MIN_TIMESTAMP_MS
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_groups import key_group_of
 from penstock.storage.key_types import Int64Array
@@ -28,9 +28,15 @@ _COUNT = struct.Struct("<q")
 
 
 class WatermarkState:
-    """The watermark of an operator, as it is kept."""
+    """The watermark of an operator, as it is kept.
 
-    def __init__(self, context: OperatorContext) -> None:
+    Args:
+        by_clock: it is the machine's time: behind the end of data, which fires all that is open, the clock goes on.
+    """
+
+    def __init__(self, context: OperatorContext, *, by_clock: bool = False) -> None:
+        self._end_ms = context.clock.now_ms() - 1 if by_clock else MAX_TIMESTAMP_MS
+        """What a restored operator goes on from where that had come to the end of its data."""
         self._key_groups = context.state.key_groups
         self._max_parallelism = context.state.max_parallelism
         self._list = context.operator_state.list("watermark", UNION)
@@ -38,17 +44,24 @@ class WatermarkState:
 
     def ranges(self) -> RangeWatermarks:
         """What was restored, key-group by key-group."""
-        items = [_WATERMARK.unpack(item) for item in self._list.items]
-        return RangeWatermarks(items, self._key_groups, self._max_parallelism)
+        return RangeWatermarks(self._restored(), self._key_groups, self._max_parallelism)
 
     def restored_ms(self) -> int:
         """Where to go on; ``MIN_TIMESTAMP_MS`` where nothing was restored."""
-        items = [_WATERMARK.unpack(item) for item in self._list.items]
         mine = self._key_groups
         return min(
-            (ms for ms, first, last in items if first < mine.stop and last >= mine.start),
+            (
+                ms
+                for ms, first, last in self._restored()
+                if first < mine.stop and last >= mine.start
+            ),
             default=MIN_TIMESTAMP_MS,
         )
+
+    def _restored(self) -> Iterator[tuple[int, int, int]]:
+        for item in self._list.items:
+            ms, first, last = _WATERMARK.unpack(item)
+            yield self._end_ms if ms == MAX_TIMESTAMP_MS else ms, first, last
 
     def keep(self, watermark_ms: int, ranges: RangeWatermarks | None = None) -> None:
         """Makes the watermark part of the next snapshot.

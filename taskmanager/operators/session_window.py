@@ -8,7 +8,7 @@ interval is over is still taken in by an open session.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,9 @@ _SESSIONS = "sessions"
 class _SessionWindowOperator(Operator):
     """What both time domains share."""
 
+    is_by_clock: ClassVar[bool] = False
+    """Whether its time is the machine's."""
+
     def __init__(
         self,
         spec: graph_pb2.Operator,
@@ -63,7 +66,7 @@ class _SessionWindowOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._contents.open(context, lambda: self._sessions.contents)
-        self._watermark = WatermarkState(context)
+        self._watermark = WatermarkState(context, by_clock=self.is_by_clock)
         self._watermark_ms = self._watermark.restored_ms()
         self._ranges = self._watermark.ranges()
 
@@ -199,6 +202,8 @@ class EventTimeSessionOperator(_SessionWindowOperator):
 
 class ProcessingTimeSessionOperator(_SessionWindowOperator):
     """Sessions of the machine's clock, which timers fire; what is open fires at the end of data."""
+
+    is_by_clock = True
 
     @override
     def open(self, context: OperatorContext) -> None:

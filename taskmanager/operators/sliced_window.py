@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,9 @@ HELD_BYTES_MAX = 16 << 20
 class _SlicedWindowOperator(Operator):
     """What both time domains share."""
 
+    is_by_clock: ClassVar[bool] = False
+    """Whether its time is the machine's."""
+
     def __init__(
         self,
         spec: graph_pb2.Operator,
@@ -58,7 +61,7 @@ class _SlicedWindowOperator(Operator):
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         self._contents.open(context)
-        self._watermark = WatermarkState(context)
+        self._watermark = WatermarkState(context, by_clock=self.is_by_clock)
         self._timeline.restore(self._watermark.restored_ms(), self._contents.slices())
         self._ranges = self._watermark.ranges()
         if self._is_behind:
@@ -264,6 +267,8 @@ class EventTimeWindowOperator(_SlicedWindowOperator):
 
 class ProcessingTimeWindowOperator(_SlicedWindowOperator):
     """Windows of the machine's clock, which timers fire; what is open fires at the end of data."""
+
+    is_by_clock = True
 
     @override
     def open(self, context: OperatorContext) -> None:

@@ -129,6 +129,24 @@ def test_a_clock_that_goes_back_does_not_open_windows_that_have_fired(window: Wi
     assert [r["n"] for r in harness.take_rows()] == [1]
 
 
+@pytest.mark.parametrize("window", [tumbling(10), sliding(10, 5), session(10)])
+def test_windows_that_have_seen_the_end_of_data_go_on_with_the_clock(window: Window) -> None:
+    """As behind a savepoint of ``stop --drain``."""
+    spec = window_aggregate_spec(window.to_proto("processing"), ("k",), {"n": ALL["n"]})
+    row = {"k": 1, "x": 1, "f": 1.0, "s": "a", EVENT_TIME: 0}
+    drained = OperatorHarness(window_aggregate_operator(spec), now_ms=5)
+    drained.push(batch_of([row]))
+    drained.end()
+    fired = len(drained.take_rows())
+    assert fired
+    resumed = OperatorHarness(
+        window_aggregate_operator(spec), now_ms=1_005, restored=[drained.snapshot()]
+    )
+    resumed.push(batch_of([row]))
+    resumed.advance_clock(1_040)
+    assert len(resumed.take_rows()) == fired
+
+
 def _aggregates(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {n: aggregate(a.function, a.input_column, rows) for n, a in ALL.items()}
 
