@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from taskmanager.network.transport import Post
@@ -106,13 +107,22 @@ class SharedCallsRunner:
 
     def _run(self, call: _Call) -> None:
         """On a thread of its own."""
-        mail = call.work()
+        try:
+            mail = call.work()
+        except Exception as error:  # noqa: BLE001 - a thread's boundary: it is raised where mail is read
+            mail = partial(_raise, error)
         self._post(lambda: self._ended(call, mail))
 
     def _ended(self, call: _Call, mail: Mail) -> None:
-        if call.is_given_up:
-            self._hanging -= 1
-        else:
-            del self._running[call]
-            mail()
-        self._begin()
+        try:
+            if call.is_given_up:
+                self._hanging -= 1
+            else:
+                del self._running[call]
+                mail()
+        finally:
+            self._begin()
+
+
+def _raise(error: Exception) -> None:
+    raise error
