@@ -52,6 +52,8 @@ def floor_divide(types: Sequence[pa.DataType]) -> Apply:
     kind = _quotient_type(types)
     if pt.is_floating(kind):
         return _of_floats(np.floor_divide, kind)
+    if any(map(pt.is_null, types)):
+        return true_divide(types)
     if kind.precision == kind.scale:  # no digit for the -1 that a quotient of less than nothing is
         kind = _quotient_with_a_digit_more(kind)
     return _floor_of_decimals(types, kind)
@@ -64,6 +66,8 @@ def modulo(types: Sequence[pa.DataType]) -> Apply:
     kind = _quotient_type(types)
     if pt.is_floating(kind):
         return _of_floats(np.mod, kind)
+    if any(map(pt.is_null, types)):
+        return true_divide(types)
     try:
         rest = _rest_type(types, kind)
     except ValueError:  # on its way there are more digits than 128 bits have
@@ -105,7 +109,10 @@ def _digits_of(kind: pa.DataType) -> tuple[int, int]:
 
 
 def _quotient_type(types: Sequence[pa.DataType]) -> pa.DataType:
-    return pc.divide(*(pa.nulls(1, kind) for kind in types)).type
+    kind = pc.divide(*(pa.nulls(1, kind) for kind in types)).type
+    if pt.is_duration(kind):
+        raise TypeError(f"{types[0]} is divided by / only, which gives the nearest one")
+    return kind
 
 
 def _floor_of_decimals(types: Sequence[pa.DataType], kind: pa.DataType) -> Apply:

@@ -3,6 +3,7 @@ rows that only a part that is not needed would fail for."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 import struct
@@ -411,6 +412,24 @@ def test_division_of_floats_is_pythons_and_ieee_by_zero(
                 assert got is None or (a is not None and math.isinf(a))
             else:
                 assert got == want or (math.isnan(got) and math.isnan(want)), (function, a, b)
+
+
+_DIVIDED = [
+    pa.int8(), pa.uint64(), pa.float32(), pa.decimal128(5, 2), pa.decimal256(50, 2), pa.duration("ms"),
+    pa.timestamp("ms"), pa.date32(), pa.time32("ms"), pa.string(), pa.bool_(), pa.null(), pa.list_(pa.int64()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sign", ["/", "//", "%"])
+def test_what_cannot_be_divided_is_refused_when_it_is_written(sign: str) -> None:
+    divide = {"/": operator.truediv, "//": operator.floordiv, "%": operator.mod}[sign]
+    for types in itertools.product(_DIVIDED, repeat=2):
+        rows = pa.record_batch({"a": pa.nulls(2, types[0]), "b": pa.nulls(2, types[1])})
+        try:
+            quotient = divide(col("a"), col("b")).compile(rows.schema)
+        except ExpressionError:
+            continue
+        assert quotient(rows).null_count == 2, types
 
 
 def test_the_least_integer_modulo_minus_one_is_zero() -> None:
