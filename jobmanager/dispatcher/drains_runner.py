@@ -30,7 +30,7 @@ from jobmanager.job.operations_runner import OperationsRunner, left
 from jobmanager.messages import job_events
 from jobmanager.messages.job_state import ENDING
 from jobmanager.scheduler.cluster_runner import ClusterRunner
-from jobmanager.scheduler.drain_demand import JobThere, drain_problem
+from jobmanager.scheduler.drain_demand import JobThere, drain_problem, offered_slots
 from jobmanager.stores.drains_store import DrainsStore
 from penstock.errors import (
     JobRejected,
@@ -181,36 +181,43 @@ class DrainsRunner:
         taskmanager_id = wanted.path
         self._check_registered(taskmanager_id)
         own_total, own_free = self._cluster.offered(taskmanager_id)
-        counts = self._cluster.counts
+        counts, drained = self._cluster.counts, self._drained_beside(wanted)
+        leaving = sum(job.slots for id in drained for job in self._jobs_there(id))
         problem = drain_problem(
             taskmanager_id,
-            [
-                JobThere(
-                    job_id, slots, runner.checkpoints.asked.may_move, runner.master.plan.is_batch
-                )
-                for job_id, runner, slots in self._users(wanted)
-                if not runner.master.ended and runner.master.state not in ENDING
-            ],
+            self._jobs_there(taskmanager_id),
             makes_again=wanted.wanted == REMAKE,
-            free_elsewhere=counts.free - own_free,
+            free_elsewhere=max(counts.free - own_free - leaving, 0),
             total_elsewhere=counts.total - own_total,
+            drained_elsewhere=drained,
         )
         if problem:
             raise JobRejected(problem)
 
-    def _users(self, drain: JobOperation) -> list[tuple[str, JobMasterRunner, int]]:
+    def _jobs_there(self, taskmanager_id: str) -> list[JobThere]:
+        return [
+            JobThere(job_id, slots, runner.checkpoints.asked.may_move, runner.master.plan.is_batch)
+            for job_id, runner, slots in self._users(taskmanager_id)
+            if not runner.master.ended and runner.master.state not in ENDING
+        ]
+
+    def _drained_beside(self, drain: JobOperation) -> list[str]:
+        """Others that offer nothing, since they are drained."""
+        return sorted(id for id, own in self._cluster.drained.items() if own and id != drain.path)
+
+    def _users(self, taskmanager_id: str) -> list[tuple[str, JobMasterRunner, int]]:
         """Jobs that have slots there, and how many."""
         return [
             (job_id, runner, len(slots))
             for job_id, runner in self._jobs.running()
-            if (slots := self._cluster.held_slots(job_id).get(drain.path))
+            if (slots := self._cluster.held_slots(job_id).get(taskmanager_id))
         ]
 
     # ------------------------------------------------------------ the drain
 
     async def _begun(self, drain: JobOperation) -> None:
+        self._check(drain)  # another one may have been begun since it was asked for
         self._cluster.drain(drain.path, is_drained=True)
-        await self._operations.keep()
         await self._brought_to_end(drain)
 
     async def _resumed(self, drain: JobOperation) -> None:
@@ -224,6 +231,7 @@ class DrainsRunner:
 
     async def _brought_to_end(self, drain: JobOperation) -> None:
         try:
+            await self._operations.keep()
             await self._empty(drain)
         except StreamError:
             if self._cluster.addresses([drain.path]):
@@ -242,7 +250,7 @@ class DrainsRunner:
         failures: dict[str, int] = {}
         while True:
             self._check_still(drain)
-            users, keeps = self._users(drain), self._kept_for(drain)
+            users, keeps = self._users(drain.path), self._kept_for(drain)
             if not users and not keeps:
                 return
             named = ", ".join(sorted({job_id for job_id, _, _ in users} | keeps))
@@ -290,7 +298,6 @@ class DrainsRunner:
         if runner.checkpoints.asked.may_move and any(one.state in _LEAVES for one in attempts):
             slots, counts = {one.slot_id for one in attempts}, self._cluster.counts
             if len(slots) > counts.free:
-                raise StreamError(
-                    f"it needs {len(slots)} free slots elsewhere, and of {counts.total} there {counts.free} are free"
-                )
+                offered = offered_slots(counts.free, counts.total, self._drained_beside(drain))
+                raise StreamError(f"it needs {len(slots)} free slots elsewhere, and {offered}")
             await runner.checkpoints.asked.move(f"{drain.operation_id} leave {failures}")

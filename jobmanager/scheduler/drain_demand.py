@@ -32,6 +32,7 @@ def drain_problem(
     makes_again: bool,
     free_elsewhere: int,
     total_elsewhere: int,
+    drained_elsewhere: Sequence[str] = (),
 ) -> str:
     """Why it cannot be drained; "" = it can.
 
@@ -56,9 +57,28 @@ def drain_problem(
     named = ", ".join(job.job_id for job in moving)
     slots = "slot with tasks that move" if needed == 1 else "slots with tasks that move"
     need = "needs" if needed == 1 else "need"
-    is_or_are = "is" if free_elsewhere == 1 else "are"
+    offered = offered_slots(free_elsewhere, total_elsewhere, drained_elsewhere)
     return (
         f"TaskManager {taskmanager_id} is not drained: its {needed} {slots} (job {named}) {need} as many free ones "
-        f"elsewhere, and of {total_elsewhere} there {free_elsewhere} {is_or_are} free: start TaskManagers, or end "
-        "jobs, first"
+        f"elsewhere, and {offered}: start TaskManagers, or end jobs, first"
     )
+
+
+def offered_slots(free: int, total: int, drained: Sequence[str]) -> str:
+    """What TaskManagers have to offer.
+
+    Args:
+        drained: those of them that offer nothing, since they are drained.
+
+    Example: the only other one is drained.
+        >>> offered_slots(0, 0, ["tm-2"])
+        'no slots are offered there, since TaskManager tm-2 is drained (`penstock drain tm-2 --undo` takes it in use again)'
+    """
+    is_or_are = "is" if free == 1 else "are"
+    text = f"of {total} there {free} {is_or_are} free" if total else "no slots are offered there"
+    if not drained:
+        return text
+    undo = "; ".join(f"`penstock drain {id} --undo`" for id in drained)
+    are, them = ("s {} are", "take them") if len(drained) > 1 else (" {} is", "takes it")
+    named = f"TaskManager{are.format(', '.join(drained))} drained ({undo} {them} in use again)"
+    return f"{text}, {'and' if total else 'since'} {named}"

@@ -14,6 +14,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,38 @@ def test_where_there_is_no_room_it_is_refused_with_numbers_and_stays_in_use(
         cancel(handle)
 
 
+def test_of_drains_at_once_those_for_which_there_is_room_are_done(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    with ps.Environment(cluster.address, parallelism=4) as env, cluster.client() as client:
+        spare, *used = users(client, "")
+        client.drain(spare, "spare")
+        handle = submitted(env, tmp_path)
+        await_written(tmp_path / "out", 100)
+        client.undo_drain(spare)
+
+        def drained(asked: tuple[str, str]) -> str:
+            try:
+                client.drain(*asked)
+            except JobRejected as error:
+                return str(error)
+            return ""
+
+        with ThreadPoolExecutor(4) as threads:
+            asked = [(id, f"{id}-{number}") for id in used for number in (1, 2)]
+            answers = dict(zip(asked, threads.map(drained, asked), strict=True))
+        told = {id: {answers[id, f"{id}-{number}"] for number in (1, 2)} for id in used}
+        [empty] = [id for id in used if told[id] == {""}]
+        [other] = [id for id in used if id != empty]
+        assert all(f"TaskManager {empty} is drained" in answer for answer in told[other]), told
+        assert [o.taskmanager_id for o in client.cluster().taskmanagers if o.drained] == [empty]
+        assert is_empty(client, empty)
+        await_written(tmp_path / "out", written(tmp_path / "out") + RATE)
+        assert client.job(handle.job_id).summary.restarts == 0
+        stop(handle, tmp_path)
+        assert set(processed(tmp_path).values()) == {1}, "every row was processed once"
+
+
 def test_no_new_task_begins_there_until_it_is_taken_in_use_again(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -189,7 +222,10 @@ def test_no_new_task_begins_there_until_it_is_taken_in_use_again(
         await_written(tmp_path / "out", 100)
         assert is_empty(client, drained)
         second = client.cluster().taskmanagers[1].taskmanager_id
-        with pytest.raises(JobRejected, match="of 2 there 0 are free"):
+        undo = (
+            f"TaskManager {drained} is drained \\(`penstock drain {drained} --undo` takes it in use"
+        )
+        with pytest.raises(JobRejected, match=f"of 2 there 0 are free, and {undo}"):
             client.drain(second, "second")
         CliRunner().invoke(main, ["drain", drained, "--undo", "--jobmanager", cluster.address])
         client.drain(second, "third")
