@@ -86,6 +86,7 @@ class StoredJob(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     TASKMANAGERS_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_ROOT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     leader_epoch: _builtins.int
     """Whose word counts: the leader that has written this last."""
@@ -107,6 +108,10 @@ class StoredJob(_message.Message):
     """jobmanager/checkpoint/repeated_output.py"""
     operations: _builtins.bytes
     """jobmanager/job/kept_operations.py"""
+    checkpoint_root: _builtins.str
+    """Where jobs had their checkpoints when it was begun: it goes on from there, whatever is configured then. Records of
+    earlier versions have none.
+    """
     @_builtins.property
     def end(self) -> Global___StoredEnd: ...
     @_builtins.property
@@ -135,10 +140,11 @@ class StoredJob(_message.Message):
         end: Global___StoredEnd | None = ...,
         taskmanagers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         history: Global___StoredHistory | None = ...,
+        checkpoint_root: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "history", b"history"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_end", b"attempts_end", "end", b"end", "graph_digest", b"graph_digest", "has_checkpoints", b"has_checkpoints", "has_committed", b"has_committed", "history", b"history", "is_cancelled", b"is_cancelled", "is_emptied", b"is_emptied", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "operations", b"operations", "repeated_output", b"repeated_output", "revision", b"revision", "submitted_at_ms", b"submitted_at_ms", "taskmanagers", b"taskmanagers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts_end", b"attempts_end", "checkpoint_root", b"checkpoint_root", "end", b"end", "graph_digest", b"graph_digest", "has_checkpoints", b"has_checkpoints", "has_committed", b"has_committed", "history", b"history", "is_cancelled", b"is_cancelled", "is_emptied", b"is_emptied", "job_id", b"job_id", "leader_epoch", b"leader_epoch", "operations", b"operations", "repeated_output", b"repeated_output", "revision", b"revision", "submitted_at_ms", b"submitted_at_ms", "taskmanagers", b"taskmanagers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -73,13 +73,19 @@ def recovered(stored: StoredJob, config: Configuration, artifacts: ArtifactStore
     """
     if stored.problem:
         raise JobUnreadableError(stored.problem)
+    root = stored.record.checkpoint_root
+    if root:
+        config = config.merged({"execution.checkpointing.dir": root})
     try:
         own = over_cluster(config, dict(stored.graph.config))
         settings = job_settings(own)
     except StreamError as error:
         if stored.is_clean:  # it is here to be shown only
+            directory = substore(root, stored.job_id) if root else ""
             end = stored.record.end
-            raise JobEndedError(JobState[end.state], end.reason, is_retained=True) from error
+            raise JobEndedError(
+                JobState[end.state], end.reason, directory, is_retained=True
+            ) from error
         raise JobUnreadableError(f"its configuration cannot be used: {error}") from error
     _check_end(stored, settings, claimed_directory(own))
     if settings.keeps_in_jobmanager:

@@ -51,10 +51,10 @@ class JobRecordRunner:
         jobs = self._jobs
         return jobs is not None and await self._run(lambda: jobs.has_checkpoints(self._job_id))
 
-    async def note_checkpoints(self) -> None:
-        """There is a HEAD from now on."""
+    async def note_checkpoints(self, root: str) -> None:
+        """There is a HEAD from now on, in the checkpoint store of this root."""
         if (jobs := self._jobs) is not None:
-            await self._run(lambda: jobs.note_checkpoints(self._job_id))
+            await self._run(lambda: jobs.note_checkpoints(self._job_id, root))
 
     async def repeated(self) -> bytes:
         """What is known of output that may be there twice."""

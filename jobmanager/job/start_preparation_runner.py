@@ -78,6 +78,7 @@ class StartPreparationRunner:
         self._job_id = job.job_id
         self._graph = job.graph
         self._leaves_output = job.config.execution_state_recovery_in_doubt == "leave"
+        self._checkpoint_root = job.settings.directory
         self._record = record
         self._store = store
         self._storing = storing
@@ -212,5 +213,5 @@ class StartPreparationRunner:
                 first_attempt=effect.first_attempt,
             ),
         )
-        await self._record.note_checkpoints()
+        await self._record.note_checkpoints(self._checkpoint_root)
         return found

@@ -193,14 +193,17 @@ class JobStore:
 
         self._record(job_id).change(note)
 
-    def note_checkpoints(self, job_id: str) -> None:
+    def note_checkpoints(self, job_id: str, root: str) -> None:
         """The job has a place for its checkpoints: from now on it must be found there.
+
+        Args:
+            root: of the checkpoint store.
 
         Raises: as ``reserve_attempts``.
         """
 
         def note(record: job_record_pb2.StoredJob) -> None:
-            record.has_checkpoints = True
+            record.has_checkpoints, record.checkpoint_root = True, root
 
         self._record(job_id).change(note)
 

@@ -169,6 +169,46 @@ def test_a_job_that_has_ended_is_shown_as_before(
     run(scenario)
 
 
+DIRECTORY = "execution.checkpointing.dir"
+
+
+@pytest.mark.parametrize("changed", ["", "elsewhere", "unusable"])
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_job_is_gone_on_with_where_it_was_begun_whatever_is_configured_then(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, changed: str, ends: bool
+) -> None:
+    records = JobRecords(tmp_path)
+    config = delayed(tmp_path, 10)
+    then = dict(config)
+    del then[DIRECTORY]
+    if changed:
+        then[DIRECTORY] = str(tmp_path / changed) if changed == "elsewhere" else "not/absolute"
+
+    async def scenario() -> None:
+        async with cluster_of(config) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            await take_checkpoint(cluster)
+            if ends:
+                await end(cluster, fake, "FAILED")
+                await cluster.wait_for(JOB, "FAILED")
+                await records.until_clean()
+        for _ in range(2):
+            async with cluster_of(then) as cluster:
+                if ends:
+                    while not (now := await details(cluster)).summary.restorable_from:
+                        pass
+                    assert now.summary.restorable_from == f"{config[DIRECTORY]}/{JOB}/chk-1"
+                    continue
+                restarted = Checkpointed(await cluster.add("tm2"))
+                await cluster.wait_for(JOB, "RUNNING")
+                found = {task.restore.checkpoint_id for task in restarted.restored}
+                assert found == {1}
+
+    run(scenario)
+
+
 async def end(cluster: Any, fake: Checkpointed, state: str) -> None:
     if state == "FAILED":
         fake.taskmanager.report_state(

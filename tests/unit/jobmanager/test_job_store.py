@@ -105,7 +105,7 @@ def test_what_was_noted_is_found_by_the_next() -> None:
 
 CHANGES: list[Callable[[JobStore], Any]] = [
     lambda store: store.reserve_attempts(JOB, 64),
-    lambda store: store.note_checkpoints(JOB),
+    lambda store: store.note_checkpoints(JOB, "/checkpoints"),
     lambda store: store.note_cancellation(JOB),
     lambda store: store.note_end(JOB, END, b""),
     lambda store: store.note_commit(JOB),
