@@ -17,7 +17,7 @@ from jobmanager.rpc.partition_convert import persisted_details
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.leader_store import LeaderStore
-from penstock.client.protocol import PROTOCOL_VERSION
+from penstock.client.protocol import DAEMON_PROTOCOL_VERSION, PROTOCOL_VERSION
 from penstock.errors import (
     Fenced,
     JobNotFound,
@@ -67,6 +67,7 @@ class JobManagerServicer(client_pb2_grpc.JobManagerServicer):
             server_version=penstock_version(),
             cluster_id=self._leader.cluster_id,
             leader_epoch=self._leader.epoch,
+            daemon_protocol_version=DAEMON_PROTOCOL_VERSION,
         )
 
     @override

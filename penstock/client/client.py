@@ -145,7 +145,12 @@ class Client:
                 f"the job graph has {size_bytes} bytes, more than the {MESSAGE_SIZE_MAX_BYTES} that "
                 "can be sent: a function closes over large data; read it from a source instead"
             )
-        return self._call(lambda stub: stub.SubmitJob, request).job_id
+        try:
+            return self._call(lambda stub: stub.SubmitJob, request).job_id
+        except JobRejected as error:
+            if mind := self._connection.older_cluster:
+                raise type(error)(f"{error}; {mind}") from error
+            raise
 
     def jobs(self, *, look_again: bool = False) -> list[client_pb2.JobSummary]:
         """All jobs the JobManager knows, in order of submission.

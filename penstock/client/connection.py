@@ -20,7 +20,7 @@ from penstock.client.addresses import parse_addresses
 from penstock.client.announced_tokens import find_token
 from penstock.client.client_tls import ClientTls, open_channel, why_no_channel
 from penstock.client.credentials import token_metadata
-from penstock.client.greeting import check_answer, greeting
+from penstock.client.greeting import check_answer, greeting, older_cluster
 from penstock.client.grpc_errors import (
     UNANSWERED,
     error_from_rpc,
@@ -85,6 +85,8 @@ class LeaderConnection:
         """Another JobManager may lead after this one."""
         self.leader = ""
         """Where the one is that has answered last."""
+        self.older_cluster = ""
+        """What to mind, where that is of an earlier version."""
         self._connecting = threading.Lock()
         self._lock = threading.Lock()
         self._connected: client_pb2_grpc.JobManagerStub | None = None
@@ -191,6 +193,7 @@ class LeaderConnection:
                 ours = JobManagerUnreachable(f"{address}: {why}") if why else ours
             raise ours from error
         check_answer(response, address)
+        self.older_cluster = older_cluster(response, address)
 
     def translated(self, error: grpc.RpcError, prefix: str = "") -> StreamError:
         """Our error for one of a call; the channel is closed where it may lead nowhere any more.

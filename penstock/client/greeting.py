@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from penstock.client.protocol import PROTOCOL_VERSION
+from penstock.client.protocol import DAEMON_PROTOCOL_VERSION, PROTOCOL_VERSION
 from penstock.errors import ProtocolMismatch
 from penstock.pb import client_pb2
 
@@ -28,6 +28,18 @@ def check_answer(answer: client_pb2.HelloResponse, address: str) -> None:
             f"{answer.protocol_version}, this client speaks {PROTOCOL_VERSION}: install the "
             "same version on both sides"
         )
+
+
+def older_cluster(answer: client_pb2.HelloResponse, address: str) -> str:
+    """What to mind where the cluster is older than this client, which it may not understand in all; "" = it is not."""
+    if answer.daemon_protocol_version >= DAEMON_PROTOCOL_VERSION:
+        return ""
+    theirs = answer.daemon_protocol_version or f"less than {DAEMON_PROTOCOL_VERSION}"
+    return (
+        f"mind that the cluster is older than this client: the JobManager at {address} (penstock "
+        f"{answer.server_version}) has protocol {theirs} of daemons, this client (penstock {_version_of('penstock')}) "
+        f"{DAEMON_PROTOCOL_VERSION}: upgrade the cluster before its clients, or submit with its version"
+    )
 
 
 def _version_of(distribution: str) -> str:

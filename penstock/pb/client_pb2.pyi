@@ -162,10 +162,13 @@ class HelloResponse(_message.Message):
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    DAEMON_PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     server_version: _builtins.str
     cluster_id: _builtins.str
     leader_epoch: _builtins.int
+    daemon_protocol_version: _builtins.int
+    """What its daemons say to each other, and the graphs that they read; 0 = an earlier one than 6."""
     def __init__(
         self,
         *,
@@ -173,10 +176,11 @@ class HelloResponse(_message.Message):
         server_version: _builtins.str = ...,
         cluster_id: _builtins.str = ...,
         leader_epoch: _builtins.int = ...,
+        daemon_protocol_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "leader_epoch", b"leader_epoch", "protocol_version", b"protocol_version", "server_version", b"server_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "daemon_protocol_version", b"daemon_protocol_version", "leader_epoch", b"leader_epoch", "protocol_version", b"protocol_version", "server_version", b"server_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -211,6 +211,36 @@ def test_a_jobmanager_of_another_protocol() -> None:
         client.hello()
 
 
+@pytest.mark.parametrize(("protocol", "told"), [(0, "less than"), (1, "1"), (999, "")])
+def test_what_an_older_cluster_does_not_understand_is_refused_with_what_to_do(
+    protocol: int, told: str
+) -> None:
+    class Older(client_pb2_grpc.JobManagerServicer):
+        def Hello(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+            return client_pb2.HelloResponse(
+                protocol_version=1, server_version="0.0.9", daemon_protocol_version=protocol
+            )
+
+        def SubmitJob(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+            status = status_of(errors.JobRejected("an expression without a node"))
+            context.set_trailing_metadata(status.metadata)
+            context.abort(status.code, status.details)
+
+    def add(server: grpc.Server) -> None:
+        client_pb2_grpc.add_JobManagerServicer_to_server(Older(), server)
+
+    with (
+        grpc_server(add) as address,
+        Client(address) as client,
+        pytest.raises(errors.JobRejected) as refused,
+    ):
+        client.submit("a" * 32, graph_pb2.JobGraph())
+    said = str(refused.value)
+    assert said.startswith("an expression without a node")
+    assert ("upgrade the cluster before its clients" in said) == bool(told)
+    assert f"(penstock 0.0.9) has protocol {told}" in said or not told
+
+
 def test_a_call_that_was_under_way_as_the_leader_ended_is_made_again(nobody: str) -> None:
     class Ending(client_pb2_grpc.JobManagerServicer):
         calls = 0
