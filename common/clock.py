@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import NewType, Protocol
+
+SteadyMs = NewType("SteadyMs", int)
+"""Milliseconds of a clock that only runs forward, for pauses and silences; no time of the day."""
 
 
 class Clock(Protocol):
@@ -14,6 +17,11 @@ class Clock(Protocol):
 
     def monotonic_ns(self) -> int:
         """Time that never jumps, in nanoseconds."""
+
+
+def steady_ms(clock: Clock) -> SteadyMs:
+    """Monotonic time in milliseconds."""
+    return SteadyMs(clock.monotonic_ns() // 1_000_000)
 
 
 class SystemClock:

@@ -2,7 +2,7 @@
 
 Each origin's watermark is its largest event time - out-of-orderness - 1. The generator's is the
 minimum over the origins that are open and not idle, never past ``Origins.hold_back_ms``, never
-backwards. An origin is idle when it brought no row for ``idle_timeout_ms`` and none is waiting. When all are, none holds
+backwards. An origin is idle when it brought no row for ``idle_timeout_ms``, however the wall clock is set meanwhile, and none is waiting. When all are, none holds
 another back, and the watermark is the largest of theirs.
 
 Where rows come in any order, as in batch mode, they say nothing: the watermark is just before what
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from common.clock import SteadyMs
 from common.elements import MIN_TIMESTAMP_MS
 from taskmanager.alignment.origins import Origins
 
@@ -20,7 +21,7 @@ from taskmanager.alignment.origins import Origins
 @dataclass(slots=True)
 class _Progress:
     max_event_time_ms: int
-    last_row_at_ms: int
+    last_row_at_ms: SteadyMs
 
 
 class WatermarkGenerator:
@@ -57,7 +58,7 @@ class WatermarkGenerator:
         self.watermark_ms = MIN_TIMESTAMP_MS
         self.is_idle = False
 
-    def rows_seen(self, max_event_time_ms: int, now_ms: int) -> None:
+    def rows_seen(self, max_event_time_ms: int, now_ms: SteadyMs) -> None:
         """A batch of the current origin with this largest event time."""
         self._largest_ms = max(self._largest_ms, max_event_time_ms)
         if self._in_any_order:
@@ -69,7 +70,7 @@ class WatermarkGenerator:
         progress.last_row_at_ms = now_ms
         progress.max_event_time_ms = max(progress.max_event_time_ms, max_event_time_ms)
 
-    def origin_ended(self, origin: str, now_ms: int) -> None:
+    def origin_ended(self, origin: str, now_ms: SteadyMs) -> None:
         """What the origin has said still counts; from now on it holds nothing back."""
         if origin in self._progress:
             self._raise_to(min(map(self._said_by, [*self._active(now_ms), origin])))
@@ -81,7 +82,7 @@ class WatermarkGenerator:
         if self._largest_ms > MIN_TIMESTAMP_MS and reached_ms > self.watermark_ms:
             self.watermark_ms = reached_ms
 
-    def advance(self, now_ms: int) -> bool:
+    def advance(self, now_ms: SteadyMs) -> bool:
         """Recomputes watermark and idleness; True when the watermark has advanced."""
         if self._in_any_order:
             return self._raise_to(self._origins.proven_ms())
@@ -114,7 +115,7 @@ class WatermarkGenerator:
         ]
         return min(times, default=None)
 
-    def watch_from(self, origin: str, now_ms: int) -> None:
+    def watch_from(self, origin: str, now_ms: SteadyMs) -> None:
         """Starts the idle clock of an origin that has brought no row yet."""
         if origin not in self._progress:
             self._progress[origin] = _Progress(MIN_TIMESTAMP_MS + self._slack_ms, now_ms)
@@ -123,7 +124,7 @@ class WatermarkGenerator:
     def _slack_ms(self) -> int:
         return self._out_of_orderness_ms + 1
 
-    def _active(self, now_ms: int) -> list[str]:
+    def _active(self, now_ms: SteadyMs) -> list[str]:
         if not self._idle_timeout_ms:
             return list(self._origins.open)
         return [

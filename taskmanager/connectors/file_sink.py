@@ -233,8 +233,9 @@ class FileSinkWriter(SinkWriter):
         for directory, file in [*self._open.items(), *self._held.items()]:
             if file.was_written:
                 file.was_written, file.written_ms = False, now_ms
-            if file.created_ms is None:
+            if file.created_ms is None or file.created_ms > now_ms:  # the clock was set back
                 file.created_ms = now_ms
+            file.written_ms = min(file.written_ms, now_ms)
             if not has_deadlines:
                 continue
             deadline_ms = self._deadline_ms(file.created_ms, file.written_ms)

@@ -233,8 +233,8 @@ class HarnessRunner:
         self._settle()
 
     def _next_deadline_ms(self) -> int | None:
-        deadlines = (task.execution.next_deadline_ms() for task in self._tasks)
-        return min((ms for ms in deadlines if ms is not None), default=None)
+        calls = (task.execution.next_call_ns() for task in self._tasks)
+        return min((ns // 1_000_000 for ns in calls if ns is not None), default=None)
 
     def end(self, input_index: int | None) -> None:
         """Ends one input, or all of them: then windows and timers fire, sinks commit."""

@@ -30,6 +30,7 @@ _EMITTING = (
     "on_control",
     "on_idle",
     "on_timer",
+    "on_pause_over",
     "on_end_of_data",
 )
 

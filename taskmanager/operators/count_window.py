@@ -78,7 +78,7 @@ class CountWindowOperator(Operator):
         self._contents.close()
 
     @override
-    def on_timer(self, now_ms: int) -> Iterable[OperatorOutput]:
+    def on_pause_over(self) -> Iterable[OperatorOutput]:
         if self._ttl_ms:
             expired, is_done = self._counts.sweep(self.context.clock.now_ms())
             self._expire(expired)
@@ -88,7 +88,7 @@ class CountWindowOperator(Operator):
 
     def _sweep_later(self, *, is_done: bool) -> None:
         pause_ms = max(_SWEEP_STEP_MS, self._ttl_ms // _SWEEPS_PER_TTL if is_done else 0)
-        self.context.register_timer(self.context.clock.now_ms() + pause_ms)
+        self.context.call_after(pause_ms)
 
     def _expire(self, keys: Int64Array) -> None:
         if len(keys):

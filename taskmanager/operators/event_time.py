@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from typing_extensions import override
 
+from common.clock import SteadyMs, steady_ms
 from common.elements import (
     MAX_TIMESTAMP_MS,
     MIN_TIMESTAMP_MS,
@@ -70,7 +71,7 @@ class EventTimeOperator(Operator):
         self._says_at_end = context.config.runtime_mode != "batch"
         self._interval_ns = context.config.auto_watermark_interval_ms * 1_000_000
         if self._idle_timeout_ms:
-            context.register_timer(context.clock.now_ms() + self._idle_timeout_ms)
+            context.call_after(self._idle_timeout_ms)
 
     @override
     def process(self, batch: pa.RecordBatch) -> Iterator[OperatorOutput]:
@@ -81,7 +82,7 @@ class EventTimeOperator(Operator):
             batch, event_times = batch.filter(good), event_times.filter(good)
             if not batch.num_rows:
                 return
-        now_ms = self.context.clock.now_ms()
+        now_ms = steady_ms(self.context.clock)
         self._generator.rows_seen(pc.max(event_times).as_py(), now_ms)
         if self._spec.in_any_order:
             yield from self._emit_watermark(now_ms)
@@ -107,7 +108,7 @@ class EventTimeOperator(Operator):
         """The end of time, behind what the rows have come to: others may go on from there."""
         if self._says_at_end:
             self._generator.all_ended()
-            yield from self._emit_watermark(self.context.clock.now_ms())
+            yield from self._emit_watermark(steady_ms(self.context.clock))
         self.context.counters.watermark_ms = MAX_TIMESTAMP_MS
         yield Watermark(MAX_TIMESTAMP_MS)
 
@@ -117,26 +118,25 @@ class EventTimeOperator(Operator):
 
     @override
     def on_origin_ended(self, ended: OriginEnded) -> Iterator[OperatorOutput]:
-        now_ms = self.context.clock.now_ms()
+        now_ms = steady_ms(self.context.clock)
         self._generator.origin_ended(ended.origin, now_ms)
         yield from self._emit_watermark(now_ms)
         yield ended
 
     @override
     def on_idle(self) -> Iterable[OperatorOutput]:
-        return self._emit_watermark(self.context.clock.now_ms())
+        return self._emit_watermark(steady_ms(self.context.clock))
 
     @override
-    def on_timer(self, now_ms: int) -> Iterator[OperatorOutput]:
+    def on_pause_over(self) -> Iterator[OperatorOutput]:
+        now_ms = steady_ms(self.context.clock)
         for origin in self.context.origins.open:
             self._generator.watch_from(origin, now_ms)
         yield from self._emit_watermark(now_ms)
-        next_idle_at_ms = self._generator.next_idle_at_ms() or 0
-        self.context.register_timer(
-            max(next_idle_at_ms, now_ms + max(1, self._idle_timeout_ms // 4))
-        )
+        next_idle_ms = (self._generator.next_idle_at_ms() or now_ms) - now_ms
+        self.context.call_after(max(next_idle_ms, 1, self._idle_timeout_ms // 4))
 
-    def _emit_watermark(self, now_ms: int) -> Iterator[OperatorOutput]:
+    def _emit_watermark(self, now_ms: SteadyMs) -> Iterator[OperatorOutput]:
         self._generator.advance(now_ms)
         if self._generator.watermark_ms > self._emitted_ms:
             self._emitted_ms = self._generator.watermark_ms

@@ -51,8 +51,10 @@ class OperatorContext:
     """What an operator knows about its place, and the few things it may ask for.
 
     Attributes:
-        register_timer: asks for a call of ``on_timer`` at the given wall-clock millisecond; the
+        register_timer: asks for a call of ``on_timer`` at the given wall-clock millisecond, for what users time; the
             earliest of all requests wins, later ones are asked for again in ``on_timer``.
+        call_after: asks for a call of ``on_pause_over`` when so many milliseconds have passed, however the wall clock is
+            set meanwhile, for what the operator times by itself; likewise.
         wake: thread-safe; the subtask may be able to go on (data arrived, a sink has room).
         run_in_background: runs the first function on an I/O thread and hands its result, or what it
             raised, to the second on the mailbox thread.
@@ -88,6 +90,7 @@ class OperatorContext:
     operator_state: OperatorStateStore
     memory: ManagedMemory
     register_timer: Callable[[int], None]
+    call_after: Callable[[int], None]
     wake: Callable[[], None]
     run_in_background: Callable[[Callable[[], Any], Callable[[Any], None]], None]
     send_results: Callable[[str, client_pb2.ResultChunk], None]
@@ -167,6 +170,10 @@ class Operator:
 
     def on_timer(self, now_ms: int) -> Iterable[OperatorOutput]:
         """Called at or after the wall-clock time asked for with ``context.register_timer``."""
+        return NOTHING
+
+    def on_pause_over(self) -> Iterable[OperatorOutput]:
+        """Called when the time asked for with ``context.call_after`` has passed."""
         return NOTHING
 
     def on_end_of_data(self) -> Iterable[OperatorOutput]:

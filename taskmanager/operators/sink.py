@@ -125,15 +125,16 @@ class SinkOperator(Operator):
         return NOTHING
 
     @override
-    def on_timer(self, now_ms: int) -> Iterable[OperatorOutput]:
+    def on_pause_over(self) -> Iterable[OperatorOutput]:
         with self._failing("write"):
             self._roll()
         return NOTHING
 
     def _roll(self) -> None:
-        next_at_ms = self._opened.roll(self.context.clock.now_ms())
+        now_ms = self.context.clock.now_ms()
+        next_at_ms = self._opened.roll(now_ms)
         if next_at_ms is not None:
-            self.context.register_timer(next_at_ms)
+            self.context.call_after(next_at_ms - now_ms)
 
     @override
     def on_idle(self) -> Iterable[OperatorOutput]:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import structlog
 
+from common.clock import SteadyMs, steady_ms
 from common.elements import OperatorOutput, OriginEnded, SideOutput
 from common.pb import internal_pb2
 from penstock.connectors.source import END, PART_OF, Reader, Source, SourceContext, Split
@@ -53,7 +54,7 @@ BAD_RECORD_SCHEMA = pa.schema(
 _ASKED_AGAIN_MS = 100
 """A reader that has nothing, and says neither when nor calls ``wake``."""
 _NOT_WOKEN_MS = 1_000
-"""A user's reader that could call ``wake``: if it forgets to, its rows come late, and not never."""
+"""A user's reader that could call ``wake``, or says when by a clock that is set: its rows come late, and not never."""
 
 T = TypeVar("T")
 ReportSplits = Callable[[internal_pb2.SplitsDiscovered], None]
@@ -80,7 +81,7 @@ class SourceOperator:
         self._kept: npt.NDArray[np.int64] | None = None
         """Which rows of those that were read last were handed out; None = all."""
         self._bad: list[tuple[str, str, str]] = []
-        self._next_discovery_at_ms: int | None = None
+        self._lists_again_at: SteadyMs | None = None
         self._listed: frozenset[str] | None = None
         self._positions: dict[str, bytes] = {}
         self._done = DoneNames()
@@ -164,7 +165,7 @@ class SourceOperator:
         self._done.aborted(checkpoint_id)
 
     def _discover(self) -> None:
-        self._next_discovery_at_ms = None
+        self._lists_again_at = None
         self._context.run_in_background(lambda: self._guard(self._list), self._on_discovered)
 
     def _list(self) -> Sequence[Split]:
@@ -189,18 +190,18 @@ class SourceOperator:
             )
         self._listed = frozenset(split.id for split in splits)
         if interval_ms is not None:
-            self._next_discovery_at_ms = self._context.clock.now_ms() + interval_ms
-            self._context.register_timer(self._next_discovery_at_ms)
+            self._lists_again_at = SteadyMs(steady_ms(self._context.clock) + interval_ms)
+            self._context.call_after(interval_ms)
 
-    def on_timer(self, now_ms: int) -> None:
+    def on_pause_over(self) -> None:
         """Lists again where it is time to; paced readers are asked again by ``poll``."""
-        due_at_ms = self._next_discovery_at_ms
-        if due_at_ms is None:
+        if self._lists_again_at is None:
             return
-        if now_ms >= due_at_ms:
+        left_ms = self._lists_again_at - steady_ms(self._context.clock)
+        if left_ms <= 0:
             self._discover()
         else:
-            self._context.register_timer(due_at_ms)
+            self._context.call_after(left_ms)
 
     def add_splits(self, command: internal_pb2.AddSplits) -> None:
         """Takes splits that the JobManager assigned to this subtask."""
@@ -261,11 +262,14 @@ class SourceOperator:
         if read is None:
             if not reader.is_reading():
                 self._dry.add(split.id)
+            pause_ms = self._asked_again_ms
             next_at_ms = self._guard(lambda: _next_read_at_ms(reader))
-            if next_at_ms is None and self._asked_again_ms:
-                next_at_ms = self._context.clock.now_ms() + self._asked_again_ms
-            if next_at_ms is not None:
-                self._context.register_timer(next_at_ms)
+            if (
+                next_at_ms is not None
+            ):  # by the wall clock, which may be set before: it is asked in between
+                pause_ms = min(max(next_at_ms - self._context.clock.now_ms(), 1), _NOT_WOKEN_MS)
+            if pause_ms:
+                self._context.call_after(pause_ms)
             return bad or None
         if not isinstance(read, pa.RecordBatch):
             raise TaskFailure(

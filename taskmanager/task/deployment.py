@@ -103,6 +103,7 @@ class Deployment:
             self._in_place,
             has_source=self._has_source,
             register_timer=self._register_timer,
+            call_after=self._call_after,
             schedule=schedule,
         )
 
@@ -352,6 +353,10 @@ class Deployment:
     def _register_timer(self, node: int, at_ms: int) -> None:
         assert self._subtask is not None, "timers are for operators that are being opened"
         self._subtask.register_timer(node, at_ms)
+
+    def _call_after(self, node: int, pause_ms: int) -> None:
+        assert self._subtask is not None, "pauses are for operators that are being opened"
+        self._subtask.call_after(node, pause_ms)
 
     def _mark_positions(self, checkpoint_id: int) -> ChannelPositions:
         """Where the edges that keep their rows are now; the gate goes back there when it has to."""

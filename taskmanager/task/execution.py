@@ -13,7 +13,7 @@ from typing import Protocol, TextIO
 
 import structlog
 
-from common.clock import Clock
+from common.clock import Clock, steady_ms
 from common.elements import CheckpointBarrier
 from common.outage_log import OutageLog
 from common.pb import internal_pb2
@@ -43,7 +43,7 @@ from taskmanager.user_code.user_output import AttemptOutput
 
 _log = structlog.get_logger()
 
-_LEAVE_AGAIN_MS = 1_000
+_LEAVE_AGAIN_NS = 1_000_000_000
 
 
 class SubtaskParts(Protocol):
@@ -144,7 +144,7 @@ class Execution:
         self._has_reported_end = False
         self._is_loading = False
         self._is_leaving = False
-        self._leaves_again_at_ms: int | None = None
+        self._leaves_again_at_ns: int | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -198,7 +198,7 @@ class Execution:
         return Progress.ENDED
 
     def _open_state(self) -> None:
-        now_ms, parts = self._clock.now_ms(), self._parts
+        now_ms, parts = steady_ms(self._clock), self._parts
         if self._silence is None:
             self._silence = RestoreSilence(parts.restore_limit_ms, now_ms)
             parts.open_state(self, self._build)
@@ -300,13 +300,13 @@ class Execution:
 
     # -- deadlines
 
-    def next_deadline_ms(self) -> int | None:
-        """Wall-clock time of the earliest timer."""
-        if self._leaves_again_at_ms is not None:
-            return self._leaves_again_at_ms
+    def next_call_ns(self) -> int | None:
+        """Monotonic time at which it wants a step, even where nothing comes."""
+        if self._leaves_again_at_ns is not None:
+            return self._leaves_again_at_ns
         if self._subtask is None:
-            return None if self._silence is None else self._silence.due_ms
-        return self._subtask.next_deadline_ms()
+            return None if self._silence is None else self._silence.due_ms * 1_000_000
+        return self._subtask.next_call_ns()
 
     def flush_deadline_ns(self) -> int | None:
         """Monotonic time at which a batch that is being filled has to leave."""
@@ -358,7 +358,7 @@ class Execution:
         """All is done: what its functions keep without a key outlives the attempt."""
         if self._is_leaving:
             return
-        self._is_leaving, self._leaves_again_at_ms = True, None
+        self._is_leaving, self._leaves_again_at_ns = True, None
         states = self._parts.take_last_states(self._left)
         if states is not None:
             self._finish(states)
@@ -368,7 +368,7 @@ class Execution:
             self.run(partial(self._finish, states))
         else:
             self._is_leaving = False
-            self._leaves_again_at_ms = self._clock.now_ms() + _LEAVE_AGAIN_MS
+            self._leaves_again_at_ns = self._clock.monotonic_ns() + _LEAVE_AGAIN_NS
 
     def _finish(self, last_states: LastStates) -> None:
         errors = self._close(has_finished=True)

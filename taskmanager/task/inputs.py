@@ -49,8 +49,8 @@ class Input(Protocol):
     def alignment(self) -> Alignment | None:
         """How the barrier handed out last was aligned, None where there was nothing to align."""
 
-    def on_timer(self, now_ms: int) -> None:
-        """The wall-clock time the input has asked for is reached."""
+    def on_pause_over(self) -> None:
+        """The time the input wanted to let pass has passed."""
 
     def close(self) -> None:
         """Releases what the input holds."""
@@ -109,9 +109,9 @@ class SourceInput:
         """A source has nothing to align."""
         return None
 
-    def on_timer(self, now_ms: int) -> None:
+    def on_pause_over(self) -> None:
         """Time to list again, or to read on."""
-        self._source.on_timer(now_ms)
+        self._source.on_pause_over()
 
     def close(self) -> None:
         """Closes the reader."""
@@ -189,8 +189,8 @@ class GateInput:
     def stop(self) -> None:
         """What its producers have sent behind the barrier is not processed any more: only their ends are read."""
 
-    def on_timer(self, now_ms: int) -> None:
-        """A gate asks for no timers."""
+    def on_pause_over(self) -> None:
+        """A gate asks for no pauses."""
 
     def close(self) -> None:
         """Lets the producers know that nobody reads."""
@@ -245,8 +245,8 @@ class EndedInput:
     def stop(self) -> None:
         """It has ended anyway."""
 
-    def on_timer(self, now_ms: int) -> None:
-        """It asks for no timers."""
+    def on_pause_over(self) -> None:
+        """It asks for no pauses."""
 
     def close(self) -> None:
         """It holds nothing."""

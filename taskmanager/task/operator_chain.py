@@ -177,6 +177,10 @@ class OperatorChain:
         """Lets an operator emit what its timer is due for."""
         self._stack.append((node, _lazily(partial(self._operators[node].on_timer, now_ms)), None))
 
+    def start_pause_over(self, node: int) -> None:
+        """Lets an operator emit what it has paused for."""
+        self._stack.append((node, _lazily(self._operators[node].on_pause_over), None))
+
     def start_end_of_data(self) -> None:
         """Lets each operator emit what it still holds, upstream ones first."""
         for node, operator in enumerate(self._operators):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import structlog
@@ -41,7 +42,8 @@ class OperatorContexts:
         files: from which state is restored.
         in_place: which inputs are given as files.
         has_source: its first operator is a source that reads splits.
-        register_timer: has an operator, by its node, called at a time in ms.
+        register_timer: has an operator, by its node, called at a time of the wall clock in ms.
+        call_after: has an operator, by its node, called when so many ms have passed.
         schedule: asks for a step; on the mailbox thread.
 
     Attributes:
@@ -60,6 +62,7 @@ class OperatorContexts:
         *,
         has_source: bool,
         register_timer: Callable[[int, int], None],
+        call_after: Callable[[int, int], None],
         schedule: Callable[[], None],
     ) -> None:
         self._deployment = deployment
@@ -71,6 +74,7 @@ class OperatorContexts:
         self._in_place = in_place
         self._has_source = has_source
         self._register_timer = register_timer
+        self._call_after = call_after
         self._schedule = schedule
         self._is_waking = False
         self._restored = {
@@ -152,9 +156,6 @@ class OperatorContexts:
 
             services.executor.submit(work)
 
-        def register_timer(at_ms: int) -> None:
-            self._register_timer(node, at_ms)
-
         def send_results(collect_id: str, chunk: client_pb2.ResultChunk) -> None:
             results = internal_pb2.SlotResults(attempt=attempt, collect_id=collect_id, chunk=chunk)
             services.report(internal_pb2.SlotReport(results=results))
@@ -177,7 +178,8 @@ class OperatorContexts:
                 self._files.restored_lists(self.restored_operator(spec))
             ),
             memory=services.memory,
-            register_timer=register_timer,
+            register_timer=partial(self._register_timer, node),
+            call_after=partial(self._call_after, node),
             wake=self._wake,
             run_in_background=run_in_background,
             submit=services.executor.submit,

@@ -13,6 +13,8 @@ Example: at 10 s without another byte it is over, counted from the last one that
 
 from __future__ import annotations
 
+from common.clock import SteadyMs
+
 LIMIT_MS_MIN = 120_000
 """However short checkpoints have to be: building tables from what was read counts as silence, too."""
 
@@ -28,12 +30,12 @@ class RestoreSilence:
         due_ms: when to look next.
     """
 
-    def __init__(self, limit_ms: int, now_ms: int) -> None:
+    def __init__(self, limit_ms: int, now_ms: SteadyMs) -> None:
         self.limit_ms = limit_ms
         self.due_ms = now_ms + limit_ms
         self._read_bytes = 0
 
-    def look(self, read_bytes: int, now_ms: int) -> bool:
+    def look(self, read_bytes: int, now_ms: SteadyMs) -> bool:
         """Whether it is over.
 
         Args:

@@ -65,7 +65,6 @@ class SlotRuntime:
         self._out_of_input: dict[tuple[str, int, int], None] = {}
         self._pacing = FlushPacing(clock.monotonic_ns(), cpu_ns())
         self._next_metrics_at_ns = clock.monotonic_ns() + _METRICS_INTERVAL_NS
-        self._looked_at_ms = clock.now_ms()
         self._is_stopped = False
 
     # -- commands
@@ -215,18 +214,16 @@ class SlotRuntime:
         return True
 
     def _wake_due(self) -> bool:
-        """Schedules what a timer or the buffer timeout is due for, and all that has a timer where the wall clock was set back."""
-        now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
-        was_set_back, self._looked_at_ms = now_ms < self._looked_at_ms, now_ms
+        """Schedules what a timer or the buffer timeout is due for."""
+        now_ns = self._clock.monotonic_ns()
         has_woken = False
         wait_ns = self._exchange.next_deadline_ns
         if wait_ns is not None and wait_ns <= now_ns:
             self._exchange.tick(now_ns)
         for key, execution in self._executions.items():
             execution.flush_if_due(now_ns)
-            deadline_ms = execution.next_deadline_ms()
-            is_due = deadline_ms is not None and (deadline_ms <= now_ms or was_set_back)
-            if is_due and key not in self._turns:
+            call_ns = execution.next_call_ns()
+            if call_ns is not None and call_ns <= now_ns and key not in self._turns:
                 self._schedule(key)
                 has_woken = True
         if now_ns >= self._next_metrics_at_ns:
@@ -242,13 +239,10 @@ class SlotRuntime:
         return max(self._ns_to_next_deadline(), _WAIT_NS_MIN) / 1e9
 
     def _ns_to_next_deadline(self) -> int:
-        now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
         deadlines_ns = [self._exchange.next_deadline_ns, self._pacing.due_ns(has_work=False)]
         for execution in self._executions.values():
-            timer_ms = execution.next_deadline_ms()
-            if timer_ms is not None:
-                deadlines_ns.append(now_ns + (timer_ms - now_ms) * 1_000_000)
-            deadlines_ns.append(execution.flush_deadline_ns())
+            deadlines_ns += [execution.next_call_ns(), execution.flush_deadline_ns()]
         next_ns = min(
             (at_ns for at_ns in deadlines_ns if at_ns is not None), default=self._next_metrics_at_ns
         )

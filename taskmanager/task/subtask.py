@@ -36,6 +36,7 @@ from taskmanager.operators.operator import Operator
 from taskmanager.snapshot.subtask_snapshot import Alignment
 from taskmanager.task.inputs import Input
 from taskmanager.task.operator_chain import SOURCE, ChainState, OperatorChain
+from taskmanager.task.subtask_timers import SubtaskTimers
 
 
 class Progress(Enum):
@@ -124,7 +125,7 @@ class Subtask:
         self._last_checkpoint_id: int | None = None
         """Of the checkpoints since the end of the data, the first: it covers all output."""
         self._is_committed = False
-        self._timers: dict[int, int] = {}
+        self._timers = SubtaskTimers()
         self._is_flushed = True
         self._last_settled_ns = clock.monotonic_ns()
         self._last_progress = Progress.IDLE
@@ -156,7 +157,7 @@ class Subtask:
             return self._run_chain()
         if self._held_by is not None:
             return Progress.IDLE
-        if self._timers and self._fire_timers():
+        if self._fire_timers():
             return self._run_chain()
         if self.phase is SubtaskPhase.READING:
             return self._read()
@@ -334,16 +335,18 @@ class Subtask:
     # -- timers and deadlines
 
     def register_timer(self, node: int, at_ms: int) -> None:
-        """Asks for ``on_timer`` of an operator; the earliest request wins."""
-        current = self._timers.get(node)
-        if current is None or at_ms < current:
-            self._timers[node] = at_ms
+        """Asks for ``on_timer`` of an operator at a time of the wall clock; the earliest request wins."""
+        self._timers.at(node, at_ms)
 
-    def next_deadline_ms(self) -> int | None:
-        """Wall-clock time of the earliest timer; None while the chain is busy with something else, or holds."""
+    def call_after(self, node: int, pause_ms: int) -> None:
+        """Asks for ``on_pause_over`` of an operator; the earliest request wins."""
+        self._timers.after(node, self._clock.monotonic_ns() + pause_ms * 1_000_000)
+
+    def next_call_ns(self) -> int | None:
+        """Monotonic time of the earliest of these calls; None while the chain is busy with something else, or holds."""
         if self._chain.is_busy or self._held_by is not None:
             return None
-        return min(self._timers.values(), default=None)
+        return self._timers.next_ns(self._clock.now_ms(), self._clock.monotonic_ns())
 
     def flush_deadline_ns(self) -> int | None:
         """Monotonic time at which a batch that is being filled has to leave."""
@@ -381,17 +384,16 @@ class Subtask:
 
     def _fire_timers(self) -> bool:
         now_ms = self._clock.now_ms()
-        due = [node for node, at_ms in self._timers.items() if at_ms <= now_ms]
-        for node in due:
-            del self._timers[node]
-            self._on_timer(node, now_ms)
+        timers, pauses = self._timers.take_due(now_ms, self._clock.monotonic_ns())
+        if SOURCE in pauses:
+            pauses.remove(SOURCE)
+            self._input.on_pause_over()
+        if self.phase is SubtaskPhase.READING:
+            for node in timers:
+                self._chain.start_timer(node, now_ms)
+            for node in pauses:
+                self._chain.start_pause_over(node)
         return self._chain.is_busy
-
-    def _on_timer(self, node: int, now_ms: int) -> None:
-        if node == SOURCE:
-            self._input.on_timer(now_ms)
-        elif self.phase is SubtaskPhase.READING:
-            self._chain.start_timer(node, now_ms)
 
     # -- end
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 import pyarrow as pa
 from typing_extensions import override
 
+from common.clock import steady_ms
 from common.elements import (
     MAX_TIMESTAMP_MS,
     CheckpointBarrier,
@@ -69,6 +70,7 @@ class OperatorHarness:
         controls: watermarks and other control elements, in order.
         emitted: everything in order, pauses left out.
         timers: wall-clock times the operator asked for and did not get yet.
+        pauses: monotonic times, likewise, in milliseconds.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class OperatorHarness:
         self.operator = operator
         self.clock = ManualClock(now_ms)
         self.timers: list[int] = []
+        self.pauses: list[int] = []
         self.counters = SubtaskCounters()
         self.memory = ManagedMemory(1 << 30)
         self.state = backend(
@@ -126,6 +129,7 @@ class OperatorHarness:
             operator_state=self.operator_state,
             memory=self.memory,
             register_timer=self.timers.append,
+            call_after=lambda pause_ms: self.pauses.append(steady_ms(self.clock) + pause_ms),
             wake=lambda: None,
             run_in_background=lambda call, done: done(call()),
             send_results=lambda _collect_id, _chunk: None,
@@ -189,11 +193,14 @@ class OperatorHarness:
 
     def advance_clock(self, now_ms: int) -> None:
         """Moves the clock, and calls the operator at every time it asked for on the way."""
-        while self.timers and min(self.timers) <= now_ms:
-            at_ms = min(self.timers)
-            self.timers[:] = [timer for timer in self.timers if timer > at_ms]
+        while (at_ms := min([*self.timers, *self.pauses], default=now_ms + 1)) <= now_ms:
             self.clock.time_ms = max(self.clock.time_ms, at_ms)
-            self._run(self.operator.on_timer(self.clock.time_ms))
+            if at_ms in self.timers:
+                self.timers[:] = [timer for timer in self.timers if timer > at_ms]
+                self._run(self.operator.on_timer(self.clock.time_ms))
+            if at_ms in self.pauses:
+                self.pauses[:] = [pause for pause in self.pauses if pause > at_ms]
+                self._run(self.operator.on_pause_over())
         self.clock.time_ms = now_ms
 
     def end(self) -> None:

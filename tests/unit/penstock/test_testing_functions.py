@@ -569,6 +569,77 @@ class Arriving(Numbers):
         return [ps.Split(f"split-{first}", payload=str(first).encode()) for first in self.listed]
 
 
+def passed(h: pt.Harness, duration_ms: int) -> None:
+    """So much time passes, whatever the wall clock says."""
+    h._runner.advance(h._runner.clock.time_ms + duration_ms)
+
+
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_a_source_lists_again_when_it_has_paused_however_the_wall_clock_is_set(
+    monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    monkeypatch.setattr(Arriving, "listed", [0])
+    with pt.harness(Arriving()) as h:
+        h.read()
+        assert len(h.take()) == 3
+        h._runner.clock.wall_ahead_ms = hours * 3_600_000
+        monkeypatch.setattr(Arriving, "listed", [0, 10])
+        passed(h, 900)
+        h.read()
+        assert h.take() == []
+        passed(h, 100)
+        h.read()
+        assert len(h.take()) == 3
+
+
+class HourlyReader(Reader):
+    """A row at each full hour of the wall clock."""
+
+    ctx: ps.SourceContext
+    due_ms = 0
+
+    def read(self, max_rows: int) -> Any:
+        hour_ms = 3_600_000
+        if self.ctx.now_ms() < self.due_ms:
+            return None
+        self.due_ms = (self.ctx.now_ms() // hour_ms + 1) * hour_ms
+        return super().read(1)
+
+    def next_read_at_ms(self) -> int | None:
+        return self.due_ms
+
+
+class Hourly(Endless):
+    def start(self, ctx: ps.SourceContext) -> None:
+        self.ctx = ctx
+
+    def discover(self, ctx: ps.SourceContext) -> list[ps.Split]:
+        return super().discover(ctx)[:1]
+
+    def open(self, split: ps.Split, position: bytes | None) -> ps.Reader:
+        reader = HourlyReader(0, last=-1)
+        reader.ctx = self.ctx
+        return reader
+
+
+def test_a_source_that_names_a_time_of_day_is_asked_then_though_the_clock_is_set_meanwhile() -> (
+    None
+):
+    with pt.harness(Hourly()) as h:
+        h.read()
+        h.take()
+        passed(h, 59 * 60_000)
+        assert h.take() == []
+        h._runner.clock.wall_ahead_ms = 70_000
+        passed(h, 1_000)
+        assert len(h.take()) == 1
+        h._runner.clock.wall_ahead_ms = -3_600_000
+        passed(h, 110 * 60_000)
+        assert h.take() == []
+        passed(h, 12 * 60_000)
+        assert len(h.take()) == 1
+
+
 def test_a_source_that_lists_again_reads_each_split_once_over_snapshots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 
 import pyarrow as pa
+import pytest
 
 from common.elements import OriginEnded, StreamStatus, Watermark
 from penstock.pb import graph_pb2
@@ -77,6 +78,21 @@ def test_origins_that_are_all_silent_hold_nothing_back():
     assert timed.said() == []
     timed.harness.advance_clock(1_500)
     assert timed.said() == [Watermark(49), IDLE]
+
+
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_a_wall_clock_that_is_set_makes_no_origin_idle_earlier_or_later(hours):
+    timed = Timed("a", idle_timeout_ms=100)
+    timed.harness.advance_clock(1_200)
+    assert timed.said() == [IDLE]
+    timed.push(50)
+    timed.said()
+    timed.harness.clock.wall_ahead_ms = hours * 3_600_000
+    timed.push(60)
+    timed.harness.advance_clock(1_280)
+    assert timed.said() == [Watermark(59)]
+    timed.harness.advance_clock(1_400)
+    assert timed.said() == [IDLE]
 
 
 def test_after_a_restore_no_watermark_passes_what_is_still_unread():

@@ -64,10 +64,10 @@ class FakeSubtask:
         self.closed += 1
         return []
 
-    def next_deadline_ms(self):
+    def next_call_ns(self):
         return None
 
-    flush_deadline_ns = next_deadline_ms
+    flush_deadline_ns = next_call_ns
 
     def settle_waiting(self):
         pass
@@ -436,16 +436,13 @@ def test_who_is_waited_for_says_that_it_has_committed_once_it_has(is_awaited, fa
     assert said == ([9] if is_awaited and not fails else [])
 
 
-def test_a_wall_clock_that_is_set_back_stops_neither_metrics_nor_what_has_a_timer():
+def test_a_wall_clock_that_is_set_back_stops_no_metrics():
     slot = Slot()
     slot.run()
-    steps, reports = [], slot.metrics_count()
-    slot.subtask.work = lambda: steps.append(slot.loop.monotonic_ns()) or Progress.IDLE
-    slot.subtask.next_deadline_ms = lambda: 3_600_000
+    reports = slot.metrics_count()
     slot.loop.now_ms = lambda: 3_599_999 - slot.loop.monotonic_ns() // 1_000_000
     for _ in range(3):
         slot.loop.advance(1_000_000_000)
         slot.run()
         assert slot.runtime._seconds_to_next_deadline() <= 1
     assert slot.metrics_count() == reports + 3
-    assert len(steps) == 2, "as often as it was set back"

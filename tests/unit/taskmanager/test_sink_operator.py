@@ -77,7 +77,7 @@ class Task:
         surroundings = OperatorHarness(
             Operator(), subtask_index=subtask_index, parallelism=parallelism
         )
-        self.clock, self.timers = surroundings.clock, surroundings.timers
+        self.clock, self.pauses = surroundings.clock, surroundings.pauses
         self.state = OperatorStateStore(restored or ())
         self.operator = SinkOperator(spec)
         _operators.append(self.operator)
@@ -239,22 +239,41 @@ def test_without_checkpoints_nothing_is_left_of_a_job_that_ends_otherwise(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_roll_by_timers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", [{"inactivity_ms": 100}, {"roll_interval_ms": 100}])
+def test_files_roll_where_the_wall_clock_is_set_back(
+    tmp_path: Path, policy: dict[str, int]
+) -> None:
+    task = Task(file_sink("parquet", tmp_path, **policy))
+    task.clock.time_ms = 5_000
+    task.write(1)
+    task.clock.wall_ahead_ms = -5_000
+    for pauses in (1, 2):
+        task.clock.time_ms = task.pauses[-1]
+        list(task.operator.on_pause_over())
+        assert len(task.pauses) <= pauses + 1
+    work = task.operator.finish_snapshot(1)
+    assert work is not None
+    work()
+    assert [p.suffix for p in tmp_path.iterdir()] == [".pending"]
+    task.operator.close()
+
+
+def test_files_roll_after_a_while(tmp_path: Path) -> None:
     task = Task(file_sink("parquet", tmp_path, inactivity_ms=100))
     task.clock.time_ms = 5_000
     task.write(1)
-    assert task.timers == [5_100]
+    assert task.pauses == [5_100]
     task.clock.time_ms = 5_050
     task.write(2)
-    assert task.timers[-1] == 5_150
+    assert task.pauses[-1] == 5_150
     task.clock.time_ms = 5_100
-    list(task.operator.on_timer(5_100))
-    assert task.timers[-1] == 5_150
+    list(task.operator.on_pause_over())
+    assert task.pauses[-1] == 5_150
     assert [p.suffix for p in tmp_path.iterdir()] == [".inprogress"]
     task.clock.time_ms = 5_150
-    count = len(task.timers)
-    list(task.operator.on_timer(5_150))
-    assert len(task.timers) == count
+    count = len(task.pauses)
+    list(task.operator.on_pause_over())
+    assert len(task.pauses) == count
     work = task.operator.finish_snapshot(1)
     assert work is not None
     work()
