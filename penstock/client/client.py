@@ -179,7 +179,7 @@ class Client:
             try:
                 yield from self._stream(lambda stub: stub.WatchJob, request)
             except JobManagerUnreachable:
-                if not self._connection.has_standbys:
+                if not self._connection.may_be_answered:
                     raise
                 self.hello()  # waits for who takes over
             else:
@@ -339,7 +339,7 @@ class Client:
                         for batch in reader:
                             yield chunk.subtask_index, batch
             except JobManagerUnreachable as error:
-                if not self._connection.has_standbys:
+                if not self._connection.may_be_answered:
                     raise
                 if has_some:
                     raise RowsComeAgain(
@@ -412,7 +412,7 @@ class Client:
                 return self._shielded(call)
             except JobManagerUnreachable:
                 # Another leads now, or will: what is asked twice is done once.
-                if not self._connection.has_standbys or time.monotonic() >= deadline:
+                if not self._connection.may_be_answered or time.monotonic() >= deadline:
                     raise
 
     def _stream(

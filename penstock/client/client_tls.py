@@ -91,6 +91,14 @@ def open_channel(
     return grpc.secure_channel(address, credentials, options=own)
 
 
+def trusted_bytes(tls: ClientTls | None) -> bytes:
+    """The CAs as they are now; b"" = there are none, or they cannot be read."""
+    try:
+        return b"" if tls is None else tls.ca.read_bytes()
+    except OSError:
+        return b""
+
+
 def speaks_tls(address: str) -> bool:
     """Whether somebody at an address speaks TLS; False where nobody is there."""
     host, port = parse_address(address)

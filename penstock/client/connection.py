@@ -18,7 +18,7 @@ import grpc
 
 from penstock.client.addresses import parse_addresses
 from penstock.client.announced_tokens import find_token
-from penstock.client.client_tls import ClientTls, open_channel, why_no_channel
+from penstock.client.client_tls import ClientTls, open_channel, trusted_bytes, why_no_channel
 from penstock.client.credentials import token_metadata
 from penstock.client.greeting import check_answer, greeting, older_cluster
 from penstock.client.grpc_errors import (
@@ -90,6 +90,8 @@ class LeaderConnection:
         self._connecting = threading.Lock()
         self._lock = threading.Lock()
         self._connected: client_pb2_grpc.JobManagerStub | None = None
+        self._trusted = b""
+        """The CAs that the channel was opened with."""
         self._close_channel: Callable[[], object] = _nothing
 
     @property
@@ -99,6 +101,11 @@ class LeaderConnection:
         with suppress(ConfigurationError):
             self._keyring.refresh()
         return token_metadata(self._keyring)
+
+    @property
+    def may_be_answered(self) -> bool:
+        """Whether a call that was not is worth another one: somebody else may lead, or the CAs were exchanged since."""
+        return self.has_standbys or trusted_bytes(self._tls) != self._trusted
 
     def close(self) -> None:
         """Closes the channel and ends the calls on it."""
@@ -146,6 +153,7 @@ class LeaderConnection:
         asked = list(self._addresses)
         for named in asked:
             address = self._look_up(named)
+            self._trusted = trusted_bytes(self._tls)
             channel = open_channel(address, _OPTIONS, self._tls)
             # Also where nobody closes the client: a call that is left over would hold up the exit.
             close_channel = weakref.finalize(self, channel.close)
@@ -216,7 +224,8 @@ class LeaderConnection:
                 self.close()
             where = prefix or f"the JobManager at {', '.join(self._addresses)} does not answer: "
             after = "" if prefix else "; is it running? `penstock cluster status` tells"
-            return JobManagerUnreachable(f"{where}{unanswered(code, call.details())}{after}")
+            why = "" if prefix or self._tls is None else why_no_channel(self.leader, self._tls)
+            return JobManagerUnreachable(f"{where}{why or unanswered(code, call.details())}{after}")
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return ProtocolMismatch(
                 f"{prefix}what answers there is no JobManager of this version ({call.details()}): "

@@ -18,11 +18,13 @@ from typing import Any
 import grpc
 import pyarrow as pa
 import pytest
+import trustme
 
 from common.clock import SystemClock
 from jobmanager.assembly_runner import serving
 from penstock import errors
 from penstock.client.client import Client
+from penstock.client.client_tls import ClientTls
 from penstock.client.grpc_errors import (
     ERROR_CLASS_KEY,
     STATUS_BY_CLASS,
@@ -33,6 +35,7 @@ from penstock.client.grpc_errors import (
 from penstock.config import Configuration
 from penstock.pb import client_pb2, client_pb2_grpc, graph_pb2
 from penstock.streams.environment import Environment
+from tests.support.certificates import expired
 from tests.support.jobs import DEADLINE_S
 from tests.support.thread_server import grpc_server
 
@@ -239,6 +242,43 @@ def test_what_an_older_cluster_does_not_understand_is_refused_with_what_to_do(
     assert said.startswith("an expression without a node")
     assert ("upgrade the cluster before its clients" in said) == bool(told)
     assert f"(penstock 0.0.9) has protocol {told}" in said or not told
+
+
+def test_a_client_that_stays_believes_the_cas_in_its_file_as_they_are_when_it_connects_again(
+    tmp_path: Path,
+) -> None:
+    class Leader(client_pb2_grpc.JobManagerServicer):
+        def Hello(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+            return client_pb2.HelloResponse(protocol_version=1)
+
+    @contextmanager
+    def serving_as(issuer: trustme.CA, port: int, **options: Any) -> Iterator[int]:
+        shown = issuer.issue_cert("127.0.0.1", **options)
+        pair = (
+            shown.private_key_pem.bytes(),
+            b"".join(one.bytes() for one in shown.cert_chain_pems),
+        )
+        server = grpc.server(futures.ThreadPoolExecutor(1))  # noqa: TID251 - it is none of ours
+        client_pb2_grpc.add_JobManagerServicer_to_server(Leader(), server)
+        bound = server.add_secure_port(f"127.0.0.1:{port}", grpc.ssl_server_credentials([pair]))
+        server.start()
+        yield bound
+        server.stop(None).wait()
+
+    old, new, path = trustme.CA(), trustme.CA(), tmp_path / "ca.pem"
+    old.cert_pem.write_to_path(path)
+    with serving_as(old, 0) as port:
+        client = Client(f"127.0.0.1:{port}", "token", tls=ClientTls(path))
+        client.hello()
+    with client:
+        new.cert_pem.write_to_path(path)
+        with serving_as(new, port):
+            client.hello()
+        with (
+            serving_as(new, port, **expired()),
+            pytest.raises(errors.JobManagerUnreachable, match="its certificate has expired"),
+        ):
+            client.hello()
 
 
 def test_a_call_that_was_under_way_as_the_leader_ended_is_made_again(nobody: str) -> None:
