@@ -28,20 +28,27 @@ class StoredLeader(_message.Message):
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    ELECTION_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     epoch: _builtins.int
     token: _builtins.bytes
     """No two takeovers write the same."""
+    address: _builtins.str
+    """Where it is called, and where it was elected: for people."""
+    election: _builtins.str
     def __init__(
         self,
         *,
         cluster_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         token: _builtins.bytes = ...,
+        address: _builtins.str = ...,
+        election: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id", "epoch", b"epoch", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "cluster_id", b"cluster_id", "election", b"election", "epoch", b"epoch", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,6 @@ another's, the process ends at once and without a word to anybody: whatever it b
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import Final, NoReturn
 
@@ -26,8 +25,8 @@ from jobmanager.leadership.election import (
 from jobmanager.leadership.election_span import ElectionStory
 from jobmanager.leadership.leadership_numbers import LeadershipNumbers, ZookeeperState
 from jobmanager.leadership.standby_runner import StandbyRunner
-from jobmanager.leadership.zookeeper_runner import ZookeeperRunner
-from jobmanager.stores.leader_store import LeaderStore
+from jobmanager.leadership.zookeeper_runner import ZookeeperRunner, place_of_election
+from jobmanager.stores.leader_store import LeaderStore, named
 from jobmanager.traces.span import ReportSpan, Value
 from penstock.config import Configuration
 from penstock.errors import StreamError
@@ -60,6 +59,7 @@ class LeadershipRunner:
         self._store = store
         self._end = end
         store.when_deposed = self._deposed
+        store.address, store.election = address, place_of_election(config)
         self._address = address
         self.standby = StandbyRunner(address)
         self.is_leading = False
@@ -91,10 +91,15 @@ class LeadershipRunner:
     def _deposed(self, error: NewerLeader) -> None:
         """Where LEADER is still this one's, somebody has led who is not known there: the next epoch is above his."""
         self._store.when_deposed = lambda _: None
-        with contextlib.suppress(StreamError):
+        reason = str(error)
+        try:
             self._store.verify()
             self._store.take_over(error.epoch)
-        self._end(str(error))
+        except NewerLeader as newer:  # which names who leads
+            reason = str(newer)
+        except StreamError:
+            pass
+        self._end(reason)
 
     async def lead(self) -> None:
         """Waits until this JobManager leads: it is elected, and has written LEADER."""
@@ -125,17 +130,30 @@ class LeadershipRunner:
         report_span(self._story.span(self._clock.now_ms(), facts))
 
     async def _take_over(self) -> None:
+        outage = OutageLog(self._log, "leader.not_written", "leader.written_again", "error")
         while True:
             leader = self.standby.leader
             try:
                 await asyncio.to_thread(self._store.take_over, leader.epoch if leader else 0)
             except StreamError as error:
-                self._log.error("leader.not_written", retry_s=_PAUSE_S, reason=str(error))
+                outage.failed(type(error).__name__, retry_s=_PAUSE_S, reason=str(error))
                 await asyncio.sleep(_PAUSE_S)
             else:
+                outage.worked()
                 self.numbers.lead(self._store.epoch)
                 self._log.info("leader.elected", leader_epoch=self._store.epoch)
+                self._warn_of_another_election()
                 return
+
+    def _warn_of_another_election(self) -> None:
+        before = self._store.followed
+        if before.election not in ("", self._store.election):
+            self._log.warning(
+                "leader.elected_elsewhere",
+                reason=f"the one before, {named(before)}, was not elected at {self._store.election}: where both are in "
+                "use, two clusters share a high-availability.cluster-id in one storageDir, and take the jobs away from "
+                "each other; give each an id of its own",
+            )
 
     async def keep(self) -> None:
         """Says who leads, and looks at LEADER every ``heartbeat.interval``, until it is cancelled."""

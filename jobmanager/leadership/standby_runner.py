@@ -63,6 +63,7 @@ class StandbyRunner:
             is_dead: told which.
             looked: told each time whether somebody listens there.
         """
+        said: LeaderNode | None = None
         while True:
             await asyncio.sleep(_PROBE_INTERVAL_S)
             leader = self.leader
@@ -72,7 +73,9 @@ class StandbyRunner:
             looked(failure is None)
             # Only a kernel that refuses proves that nobody is there; silence proves nothing.
             if isinstance(failure, ConnectionRefusedError):
-                self._log.warning("leader.refused_connection", leader=leader.address)
+                if leader != said:
+                    self._log.warning("leader.refused_connection", leader=leader.address)
+                    said = leader
                 await is_dead(leader)
 
 

@@ -57,8 +57,7 @@ class ZookeeperRunner:
     def __init__(
         self, config: Configuration, address: str, tell: Callable[[ElectionEvent], None]
     ) -> None:
-        root = config.high_availability_zookeeper_path_root
-        self._base = f"{root}/{config.high_availability_cluster_id}"
+        self._base = _base(config)
         self._address = address
         self._loop = asyncio.get_running_loop()
         self._tell_loop = tell
@@ -211,6 +210,16 @@ class ZookeeperRunner:
                 self._delete(self._node)
         self._client.stop()
         self._client.close()
+
+
+def place_of_election(config: Configuration) -> str:
+    """Servers and path, for people: two that differ may be two elections."""
+    servers = config.high_availability_zookeeper_quorum.replace(" ", "").split(",")
+    return f"{','.join(sorted(servers))}{_base(config)}"
+
+
+def _base(config: Configuration) -> str:
+    return f"{config.high_availability_zookeeper_path_root}/{config.high_availability_cluster_id}"
 
 
 def _options(config: Configuration) -> dict[str, Any]:

@@ -39,6 +39,10 @@ class LeaderStore:
         """Of this leader; 0 before it leads."""
         self.cluster_id = ""
         """Stays the same over all leaders."""
+        self.address = self.election = ""
+        """Where this one is called, and where it is elected; "" = it is alone."""
+        self.followed = job_record_pb2.StoredLeader()
+        """Who led before."""
         self.when_deposed: Callable[[NewerLeader], None] = _nothing
         """Called, by any thread, where something shows that another JobManager leads; it may not return."""
 
@@ -62,9 +66,11 @@ class LeaderStore:
                 cluster_id=found.cluster_id or uuid.uuid4().hex,
                 epoch=max(found.epoch, epoch_min) + 1,
                 token=os.urandom(16),
+                address=self.address,
+                election=self.election,
             )
             if self._object.take_over(content, encode_frame(FORMAT, leader.SerializeToString())):
-                self.epoch, self.cluster_id = leader.epoch, leader.cluster_id
+                self.epoch, self.cluster_id, self.followed = leader.epoch, leader.cluster_id, found
                 return
         raise StoreTransient(
             f"{self._path} changed {_ATTEMPTS} times while this JobManager took over: how many of them are there?"
@@ -110,12 +116,21 @@ class LeaderStore:
                 "there any more"
             )
         try:
-            epoch = self._decode(content).epoch
+            leader = self._decode(content)
         except StoreCorrupt as error:
             return error
-        newer = NewerLeader(f"leader epoch {self.epoch} is over: epoch {epoch} leads", epoch)
+        who = f", {named(leader)}" if leader.address else ""
+        newer = NewerLeader(
+            f"leader epoch {self.epoch} is over: epoch {leader.epoch} leads{who}", leader.epoch
+        )
         self.met(newer)
         return newer
+
+
+def named(leader: job_record_pb2.StoredLeader) -> str:
+    """A JobManager that leads, for people."""
+    elected = f", elected at {leader.election}" if leader.election else ""
+    return f"the JobManager at {leader.address}{elected}"
 
 
 def _nothing(_error: NewerLeader) -> None:

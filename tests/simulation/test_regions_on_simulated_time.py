@@ -115,8 +115,8 @@ def only_rows_left(*others: Trigger) -> SimulatedCluster:
     point = ("checkpoint_completed", 3)
     deaths = [Trigger(Fault.SLOT_DIES, *point, 1_000)] * 6
     triggers = (Trigger(Fault.JOBMANAGER_DIES, *point, 0), *deaths, *others)
-    run = draw_run(10, "hashmap", "blocking_stages")
-    return simulate_run(dataclasses.replace(run, faults=Faults(triggers)), 10)
+    run = draw_run(24, "hashmap", "blocking_stages")
+    return simulate_run(dataclasses.replace(run, faults=Faults(triggers)), 24)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

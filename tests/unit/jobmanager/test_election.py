@@ -10,9 +10,11 @@ import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from common.clock import SystemClock
 from common.grpc_server import make_server
+from jobmanager.leadership import leadership_runner
 from jobmanager.leadership.election import (
     Connected,
     Elected,
@@ -30,7 +32,7 @@ from jobmanager.leadership.standby_runner import StandbyRunner
 from jobmanager.stores.leader_store import LeaderStore
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.config import Configuration
-from penstock.errors import ConfigurationError, Fenced, NotLeader, StoreNotFound
+from penstock.errors import ConfigurationError, Fenced, NotLeader, StoreNotFound, StoreTransient
 from penstock.pb import client_pb2, client_pb2_grpc
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.swapped_object import NewerLeader
@@ -124,6 +126,70 @@ def test_who_meets_a_newer_leader_ends_and_the_next_epoch_is_above_it() -> None:
         assert after.epoch == 43
         with pytest.raises((EndedError, Fenced)):
             store.verify()
+
+    asyncio.run(scenario())
+
+
+def test_a_storage_that_takes_no_leader_is_told_of_once_and_when_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        store = LeaderStore(MemoryStore(1 << 20), "kept")
+        config = Configuration.from_mapping({"high-availability.zookeeper.quorum": "127.0.0.1:1"})
+        runner = LeadershipRunner(config, "own:1", store, pytest.fail, SystemClock())
+        answers = [StoreTransient("the disk is full")] * 3
+        take_over = store.take_over
+
+        def refusing(epoch_min: int) -> None:
+            if answers:
+                raise answers.pop()
+            take_over(epoch_min)
+
+        monkeypatch.setattr(store, "take_over", refusing)
+        monkeypatch.setattr(leadership_runner, "_PAUSE_S", 0.0)
+        with capture_logs() as logs:
+            await runner._take_over()
+        told = [(one["event"], one["log_level"]) for one in logs if one["log_level"] != "debug"]
+        assert told == [
+            ("leader.not_written", "error"),
+            ("leader.written_again", "info"),
+            ("leader.elected", "info"),
+        ]
+
+    asyncio.run(scenario())
+
+
+def test_two_clusters_that_share_an_id_are_told_of_each_other() -> None:
+    """Elected elsewhere, both may lead: the later one is warned, the earlier one ends and hears of whom."""
+
+    def end(reason: str) -> NoReturn:
+        raise EndedError(reason)
+
+    def stored(kept: MemoryStore, address: str, root: str) -> tuple[LeaderStore, LeadershipRunner]:
+        settings = {
+            "high-availability.zookeeper.quorum": "zk-2:1, zk-1:1",
+            "high-availability.zookeeper.path.root": root,
+        }
+        store = LeaderStore(kept, "kept")
+        config = Configuration.from_mapping(settings)
+        return store, LeadershipRunner(config, address, store, end, SystemClock())
+
+    async def scenario() -> None:
+        kept = MemoryStore(1 << 20)
+        first, its_runner = stored(kept, "jm-a:1", "/a")
+        second, runner = stored(kept, "jm-b:1", "/b")
+        with capture_logs() as logs:
+            await its_runner._take_over()
+            assert [line["event"] for line in logs] == ["leader.elected"]
+            await runner._take_over()
+        (warning,) = [line for line in logs if line["log_level"] == "warning"]
+        assert "the JobManager at jm-a:1, elected at zk-1:1,zk-2:1/a/default" in warning["reason"]
+        assert "give each an id of its own" in warning["reason"]
+        with pytest.raises(
+            EndedError, match=r"epoch 2 leads, the JobManager at jm-b:1, elected at .*/b/default"
+        ):
+            first.met(NewerLeader("job x is no longer that of leader epoch 1: epoch 2 has it", 2))
+        assert second.epoch == 2
 
     asyncio.run(scenario())
 
