@@ -233,7 +233,8 @@ class HarnessRunner:
         self._settle()
 
     def _next_deadline_ms(self) -> int | None:
-        calls = (task.execution.next_call_ns() for task in self._tasks)
+        now_ms, now_ns = self.clock.now_ms(), self.clock.monotonic_ns()
+        calls = (task.execution.next_call_ns(now_ms, now_ns) for task in self._tasks)
         return min((ns // 1_000_000 for ns in calls if ns is not None), default=None)
 
     def end(self, input_index: int | None) -> None:

@@ -300,13 +300,13 @@ class Execution:
 
     # -- deadlines
 
-    def next_call_ns(self) -> int | None:
+    def next_call_ns(self, now_ms: int, now_ns: int) -> int | None:
         """Monotonic time at which it wants a step, even where nothing comes."""
         if self._leaves_again_at_ns is not None:
             return self._leaves_again_at_ns
         if self._subtask is None:
             return None if self._silence is None else self._silence.due_ms * 1_000_000
-        return self._subtask.next_call_ns()
+        return self._subtask.next_call_ns(now_ms, now_ns)
 
     def flush_deadline_ns(self) -> int | None:
         """Monotonic time at which a batch that is being filled has to leave."""

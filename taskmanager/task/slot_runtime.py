@@ -215,14 +215,14 @@ class SlotRuntime:
 
     def _wake_due(self) -> bool:
         """Schedules what a timer or the buffer timeout is due for."""
-        now_ns = self._clock.monotonic_ns()
+        now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
         has_woken = False
         wait_ns = self._exchange.next_deadline_ns
         if wait_ns is not None and wait_ns <= now_ns:
             self._exchange.tick(now_ns)
         for key, execution in self._executions.items():
             execution.flush_if_due(now_ns)
-            call_ns = execution.next_call_ns()
+            call_ns = execution.next_call_ns(now_ms, now_ns)
             if call_ns is not None and call_ns <= now_ns and key not in self._turns:
                 self._schedule(key)
                 has_woken = True
@@ -239,10 +239,10 @@ class SlotRuntime:
         return max(self._ns_to_next_deadline(), _WAIT_NS_MIN) / 1e9
 
     def _ns_to_next_deadline(self) -> int:
-        now_ns = self._clock.monotonic_ns()
+        now_ms, now_ns = self._clock.now_ms(), self._clock.monotonic_ns()
         deadlines_ns = [self._exchange.next_deadline_ns, self._pacing.due_ns(has_work=False)]
         for execution in self._executions.values():
-            deadlines_ns += [execution.next_call_ns(), execution.flush_deadline_ns()]
+            deadlines_ns += [execution.next_call_ns(now_ms, now_ns), execution.flush_deadline_ns()]
         next_ns = min(
             (at_ns for at_ns in deadlines_ns if at_ns is not None), default=self._next_metrics_at_ns
         )

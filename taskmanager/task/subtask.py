@@ -342,11 +342,11 @@ class Subtask:
         """Asks for ``on_pause_over`` of an operator; the earliest request wins."""
         self._timers.after(node, self._clock.monotonic_ns() + pause_ms * 1_000_000)
 
-    def next_call_ns(self) -> int | None:
+    def next_call_ns(self, now_ms: int, now_ns: int) -> int | None:
         """Monotonic time of the earliest of these calls; None while the chain is busy with something else, or holds."""
         if self._chain.is_busy or self._held_by is not None:
             return None
-        return self._timers.next_ns(self._clock.now_ms(), self._clock.monotonic_ns())
+        return self._timers.next_ns(now_ms, now_ns)
 
     def flush_deadline_ns(self) -> int | None:
         """Monotonic time at which a batch that is being filled has to leave."""

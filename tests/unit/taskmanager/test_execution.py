@@ -64,10 +64,11 @@ class FakeSubtask:
         self.closed += 1
         return []
 
-    def next_call_ns(self):
+    def next_call_ns(self, now_ms, now_ns):
         return None
 
-    flush_deadline_ns = next_call_ns
+    def flush_deadline_ns(self):
+        return None
 
     def settle_waiting(self):
         pass

@@ -284,7 +284,7 @@ def test_back_pressure_in_the_middle_of_a_barrier() -> None:
     assert task.output.elements == [7]
     assert task.snapshots == []
     task.subtask.register_timer(0, 0)
-    assert task.subtask.next_call_ns() is None
+    assert task.subtask.next_call_ns(0, 0) is None
     assert task.run() is Progress.BLOCKED
     assert source.elements[0].num_rows == 1
     task.output.room = 2
@@ -484,7 +484,7 @@ def test_behind_the_barrier_of_a_stop_nothing_is_read_until_it_is_aborted() -> N
     assert task.run() is Progress.IDLE
     assert task.output.elements == [1, stopping(3)]
     task.subtask.register_timer(SOURCE, 0)
-    assert task.subtask.next_call_ns() is None
+    assert task.subtask.next_call_ns(0, 0) is None
     assert not task.subtask.holds_back
     task.subtask.checkpoint_aborted(2)  # another one
     assert task.run() is Progress.IDLE
