@@ -35,7 +35,7 @@ class Busy:
             self.passed_checkpoint_id = 1
         return Progress.MORE
 
-    def next_deadline_ms(self) -> None:
+    def next_call_ns(self, now_ms: int, now_ns: int) -> None:
         return None
 
     def flush_if_due(self, now_ns: int) -> None:
