@@ -245,5 +245,21 @@ class PieceSums:
 
 def _buffers(array: pa.Array) -> Iterator[pa.Buffer]:
     yield from (buffer for buffer in array.buffers() if buffer is not None)
-    if pa.types.is_dictionary(array.type):
-        yield from _buffers(array.dictionary)
+    for dictionary in _dictionaries(array):
+        yield from _buffers(dictionary)
+
+
+def _dictionaries(array: pa.Array) -> Iterator[pa.Array]:
+    """Those of an array and of the arrays within it: their buffers are not among the array's own."""
+    if isinstance(array, pa.ExtensionArray):
+        yield from _dictionaries(array.storage)
+    elif isinstance(array, pa.DictionaryArray):
+        yield array.dictionary
+    elif isinstance(array, pa.MapArray):
+        yield from _dictionaries(array.keys)
+        yield from _dictionaries(array.items)
+    elif isinstance(array, pa.StructArray | pa.UnionArray):
+        for index in range(array.type.num_fields):
+            yield from _dictionaries(array.field(index))
+    elif pa.types.is_nested(array.type) or pa.types.is_run_end_encoded(array.type):
+        yield from _dictionaries(array.values)

@@ -62,13 +62,18 @@ class ColumnPlan:
             ) from error
 
     def check_present(self, file_schema: pa.Schema) -> None:
-        """Refuses a file without a declared column, or with one of a type that cannot be cast.
+        """Refuses a file without a declared column, with several of its name, or with one of a type that cannot be cast.
 
         Raises:
             TaskFailure: names file, column and the nearest name.
         """
         self.check_names(file_schema.names)
         for field in self.file_schema:
+            if file_schema.names.count(field.name) > 1:
+                raise TaskFailure(
+                    f'{self.path}: has several columns "{field.name}", and which one is meant cannot be told; '
+                    "write the file with names that differ, or leave the column out of schema="
+                )
             self._check_castable(field, file_schema.field(field.name).type)
 
     def check_names(self, names: Sequence[str], hint: str = "") -> None:

@@ -22,6 +22,7 @@ from penstock.connectors.source import PART_OF, Split
 from penstock.errors import TaskFailure
 from taskmanager.connectors.file_identity import OpenedFile, file_version, this_host
 from taskmanager.connectors.opened_object import open_file
+from taskmanager.connectors.parquet_columns import column_names
 
 SPLIT_BYTES = 4 << 20
 """A Parquet file is cut between row groups into splits of about this size."""
@@ -178,13 +179,13 @@ def min_event_times(metadata: Any, event_time: pa.Field | None, groups: range) -
 
 def _column_index(metadata: Any, declared: pa.Field) -> int:
     """Index of the leaf column, -1 where there is none of that name, or its values mean other times."""
-    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    if declared.name not in paths:
+    leaves = [index for index, name in enumerate(column_names(metadata)) if name == declared.name]
+    if len(leaves) != 1 or metadata.schema.column(leaves[0]).path != declared.name:
         return -1
     actual = metadata.schema.to_arrow_schema().field(declared.name).type
     # A number that is cast to a timestamp counts in its unit, and the other way round.
     is_same_kind = pt.is_integer(actual) == pt.is_integer(declared.type)
-    return paths.index(declared.name) if is_same_kind else -1
+    return leaves[0] if is_same_kind else -1
 
 
 def _min_event_time(column: Any) -> int | None:

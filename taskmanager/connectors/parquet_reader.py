@@ -25,6 +25,7 @@ from taskmanager.connectors.file_identity import (
     fold,
 )
 from taskmanager.connectors.file_splits import FileSplit, footer_checksum, min_event_times
+from taskmanager.connectors.parquet_columns import column_names
 from taskmanager.connectors.reading_ahead import NumberedReader
 from taskmanager.connectors.recut import BatchCutter
 
@@ -103,9 +104,9 @@ class ParquetReader(NumberedReader):
         group = self._file.metadata.row_group(index)
         names = frozenset(self._plan.file_schema.names)
         checksum = 0
-        for number in range(group.num_columns):
-            column = group.column(number)
-            if is_part_of(column.path_in_schema, names):
+        for number, name in enumerate(column_names(self._file.metadata)):
+            if name in names:
+                column = group.column(number)
                 start = column.data_page_offset
                 if column.has_dictionary_page and 0 < column.dictionary_page_offset < start:
                     start = column.dictionary_page_offset
@@ -174,15 +175,6 @@ class ParquetReader(NumberedReader):
         self._file.close(force=True)
         self._handle.close()
         self._opened.close()
-
-
-def is_part_of(path: str, names: frozenset[str]) -> bool:
-    """Whether a leaf column is one of some columns, or may be a part of one: their names may have dots as well.
-
-    >>> [is_part_of(path, frozenset({"a", "b.c"})) for path in ("a.x", "b.c", "b.c.list.element", "b", "ab")]
-    [True, True, True, False, False]
-    """
-    return any(starts in names for starts in accumulate(path.split("."), "{}.{}".format))
 
 
 def _earlier(first: int | None, second: int | None) -> int | None:

@@ -23,6 +23,7 @@ from penstock.rows.conforming import conformed
 from penstock.rows.schema import schema_from_bytes
 from penstock.rows.spark_types import is_read_alike
 from taskmanager.connectors.columns import ColumnPlan
+from taskmanager.connectors.parquet_columns import column_names
 from taskmanager.spark.stage_files import StageInputFiles, has_other_calendar
 
 _CODECS = frozenset({"UNCOMPRESSED", "SNAPPY", "GZIP", "ZSTD"})
@@ -124,12 +125,9 @@ def reads_alike(file: pq.ParquetFile, output: pa.Schema) -> bool:
 
 
 def _column_chunks(metadata: Any, names: frozenset[str]) -> Iterator[Any]:
+    leaves = [index for index, name in enumerate(column_names(metadata)) if name in names]
     for group in range(metadata.num_row_groups):
-        row_group = metadata.row_group(group)
-        for index in range(row_group.num_columns):
-            column = row_group.column(index)
-            if column.path_in_schema.partition(".")[0] in names:
-                yield column
+        yield from map(metadata.row_group(group).column, leaves)
 
 
 def _has_no_null(column: Any) -> bool:

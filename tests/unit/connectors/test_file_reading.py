@@ -26,6 +26,8 @@ from structlog.testing import capture_logs
 from penstock.connectors import file_source
 from penstock.errors import JobRejected, TaskFailure, Unrecoverable
 from taskmanager.connectors import file_splits, parquet_reader
+from taskmanager.connectors.file_splits import min_event_times
+from taskmanager.connectors.parquet_columns import column_names
 from tests.support.examples import examples
 
 SHARED_FLIGHTS = Path(__file__).parents[4] / "shared" / "data" / "flights-20k.json"
@@ -501,3 +503,41 @@ print(min_event_times(metadata, metadata.schema.to_arrow_schema().field("at"), r
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert found.stdout == "[1700000000000]\n", found.stderr
+
+
+def test_event_time_is_not_that_of_a_part_of_another_column_of_the_same_path(
+    tmp_path: Path,
+) -> None:
+    early, late = (pa.array([at], pa.timestamp("ms")) for at in (1, 2000))
+    nested, plain = pa.StructArray.from_arrays([early], ["b"]), pa.field("a.b", late.type)
+    for columns, expected in (({"a": nested, "a.b": late}, 2000), ({"a": nested}, None)):
+        pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+        metadata = pq.read_metadata(tmp_path / "a.parquet")
+        assert min_event_times(metadata, plain, range(1)) == [expected]
+
+
+def test_each_leaf_of_a_parquet_file_is_of_a_column(tmp_path: Path) -> None:
+    pair = pa.struct([("x", pa.int64()), ("y.z", pa.list_(pa.float64(), 2))])
+    kinds = {"a.list": pair, "a": pa.map_(pa.string(), pa.list_(pair)), "b": pa.large_list(pair)}
+    kinds |= {"u": pa.uuid(), "c": pa.dictionary(pa.int8(), pa.string()), "a.x": pa.int64()}
+    pq.write_table(pa.schema(list(kinds.items())).empty_table(), tmp_path / "a.parquet")
+    names = column_names(pq.read_metadata(tmp_path / "a.parquet"))
+    assert names == ["a.list"] * 2 + ["a"] * 3 + ["b"] * 2 + ["u", "c", "a.x"]
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_several_columns_of_one_name_are_refused_where_it_is_declared(
+    harness: Any, tmp_path: Path, format: str
+) -> None:
+    table = pa.table([[1], [2], [3]], names=["a", "a", "b"])
+    write(format, tmp_path / "twice", table)
+    for column, is_refused in (("a", True), ("b", False)):
+        spec, schema = file_source(
+            format, tmp_path / "twice", schema=pa.schema([(column, pa.int64())])
+        )
+        harness.event_time_column = column
+        if is_refused:
+            with pytest.raises(TaskFailure, match=r'twice: has several columns "a"'):
+                harness.read_all(spec, schema)
+        else:
+            assert harness.read_all(spec, schema).to_pylist() == [{"b": 3}]

@@ -362,3 +362,25 @@ def test_a_column_with_a_dot_in_its_name_is_compared(harness: Any, tmp_path: Pat
     pq.write_table(pa.table({"a.b": range(500, 600)}), path, row_group_size=50)
     with pytest.raises(Unrecoverable, match=r"data: was replaced or changed while"):
         harness.read_split(source, split, 6, position=position)
+
+
+def test_a_dictionary_within_another_column_is_compared(harness: Any, tmp_path: Path) -> None:
+    """Only those of whole columns were: the same numbers with other words were the same rows."""
+    path = tmp_path / "data"
+
+    def write(words: list[str]) -> None:
+        indices = pa.array([index % 2 for index in range(100)], pa.int32())
+        coded = pa.DictionaryArray.from_arrays(indices, pa.array(words))
+        lists = pa.ListArray.from_arrays(pa.array(range(101), pa.int32()), coded)
+        path.unlink(missing_ok=True)
+        columns = {"a": pa.StructArray.from_arrays([lists], ["l"])}
+        with pa.ipc.new_file(path, pa.table(columns).schema) as writer:
+            writer.write_table(pa.table(columns))
+
+    write(["xx", "yy"])
+    source = harness.start(*file_source("arrow", path))
+    (split,) = harness.discover(source)
+    _, position = harness.read_split(source, split, 6, stop_after=1)
+    write(["xx", "zz"])
+    with pytest.raises(Unrecoverable, match=r"data: was replaced or changed while"):
+        harness.read_split(source, split, 6, position=position)

@@ -162,3 +162,12 @@ def test_columns_go_by_their_names(tmp_path: Path) -> None:
     given = StageInputFiles(tmp_path, pa.schema({"a": pa.int64(), "b": pa.int64()}), "tested")
     given.add(pa.record_batch({"b": [2], "a": [1]}))
     assert given.take().to_pylist() == [{"a": 1, "b": 2}]
+
+
+def test_a_column_with_a_dot_in_its_name_is_looked_at(tmp_path: Path) -> None:
+    """It was taken for a part of a struct: Spark was given a codec that it does not know."""
+    path, schema = tmp_path / "in.parquet", pa.schema([("a.b", pa.int64())])
+    pq.write_table(pa.table({"a.b": [1, 2]}), path, compression="brotli")
+    [written] = placed(path, schema, tmp_path / "beside")
+    assert Path(written).parent == tmp_path / "beside"
+    assert pq.read_table(written).to_pylist() == [{"a.b": 1}, {"a.b": 2}]
