@@ -97,10 +97,38 @@ def _quoted(texts: pa.Array) -> pa.Array:
 
 
 def _python_values(array: pa.Array) -> list[Any]:
+    if "[ns" in str(array.type):
+        return [_exact(value) for value in array]
     if pa.types.is_nested(array.type):
         values: list[Any] = array.to_pylist(maps_as_pydicts="lossy")
         return values
     return list(array.to_pylist())
+
+
+def _exact(value: pa.Scalar) -> Any:
+    """A Python value of one that may hold nanoseconds, which those of Python have not: they are text by then.
+
+    A duration is a number of microseconds as all within others are, with a fraction where it has one.
+    """
+    if not value.is_valid:
+        return None
+    if isinstance(value, pa.MapScalar):
+        return {_exact(entry["key"]): _exact(entry["value"]) for entry in value.values}
+    if isinstance(value, pa.ListScalar):
+        return [_exact(item) for item in value.values]
+    if isinstance(value, pa.StructScalar):
+        return {name: _exact(item) for name, item in value.items()}
+    if isinstance(value, pa.DictionaryScalar | pa.ExtensionScalar):
+        return _exact(value.value)
+    if getattr(value.type, "unit", "") != "ns":
+        return value.as_py()
+    micros, nanos = divmod(value.value, 1000)
+    if isinstance(value, pa.DurationScalar):
+        return value.value / 1000 if nanos else micros
+    is_time = isinstance(value, pa.Time64Scalar)
+    whole = pa.scalar(micros, pa.time64("us") if is_time else pa.timestamp("us")).as_py()
+    text = whole.isoformat(timespec="microseconds") + f"{nanos:03}" if nanos else whole.isoformat()
+    return text + "Z" if not is_time and value.type.tz is not None else text
 
 
 def _dumps(value: Any) -> str | None:

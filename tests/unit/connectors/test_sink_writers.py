@@ -449,6 +449,30 @@ def test_json_of_every_type() -> None:
     assert [row["du"] for row in rows] == [5, None, 7]
 
 
+def test_nested_nanoseconds_are_written_as_they_are() -> None:
+    """pyarrow has no Python value for them without pandas: a bare error said so."""
+    at = 1_700_000_000_000_000_000
+    kind = pa.struct(
+        {
+            "t": pa.list_(pa.timestamp("ns", "Europe/Berlin")),
+            "m": pa.map_(pa.timestamp("ns"), pa.time64("ns")),
+            "d": pa.list_(pa.duration("ns"), 2),
+            "y": pa.binary(),
+        }
+    )
+    row = {"t": [at, at + 1, None], "m": [(at + 1000, 1001)], "d": [1001, 2000], "y": b"a"}
+    text = json_rows(pa.record_batch({"s": pa.array([row, None], kind)})).decode()
+    assert [json.loads(line)["s"] for line in text.splitlines()] == [
+        {
+            "t": ["2023-11-14T22:13:20Z", "2023-11-14T22:13:20.000000001Z", None],
+            "m": {"2023-11-14T22:13:20.000001": "00:00:00.000001001"},
+            "d": [1.001, 2],
+            "y": "YQ==",
+        },
+        None,
+    ]
+
+
 @given(
     st.lists(st.tuples(st.text() | st.none(), st.floats() | st.none()), max_size=20),
     st.integers(0, 3),
