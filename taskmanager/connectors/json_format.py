@@ -116,14 +116,21 @@ class JsonLinesFormat(_JsonFormat):
 
     @override
     def parse(self, text: bytes, structure: Any = None) -> pa.RecordBatch:
-        lines = text.count(b"\n") + (not text.endswith(b"\n"))
-        try:
-            return self.parse_objects(text, lines)
-        except pa.ArrowInvalid:
-            filled = len(self.rows(text))
-            if filled == lines:
-                raise
-            return self.parse_objects(text, filled)
+        if not text.endswith(b"\n"):
+            text += b"\n"
+        data = np.frombuffer(text, dtype=np.uint8)
+        ends = np.flatnonzero(data == ord("\n"))
+        # Each that is not blank begins and ends an object: as many objects as lines are one in each.
+        starts = np.concatenate(([0], ends[:-1] + 1))
+        last = np.maximum(ends - 1, 0)
+        last = np.maximum(last - (data[last] == ord("\r")), 0)
+        blank = 0
+        for index in np.flatnonzero(data[last] != ord("}")):
+            line = text[starts[index] : ends[index]].strip()
+            if line and not line.endswith(b"}"):
+                raise pa.ArrowInvalid("a line does not end with an object")
+            blank += not line
+        return self.parse_objects(text, len(ends) - blank)
 
     @override
     def rows(self, text: bytes) -> list[tuple[int, int]]:

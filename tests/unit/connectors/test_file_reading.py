@@ -541,3 +541,14 @@ def test_several_columns_of_one_name_are_refused_where_it_is_declared(
                 harness.read_all(spec, schema)
         else:
             assert harness.read_all(spec, schema).to_pylist() == [{"b": 3}]
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n", "\n \r\n", '\n{"a":3}\n', '\n\n{"a":3}'])
+@pytest.mark.parametrize("line", ['{"a":1}{"a":2}', '{"a":\n{"b":1}}{"a":2}', '{"a":1} x'])
+def test_a_line_of_json_that_is_not_one_object_is_bad_whatever_is_beside_it(
+    harness: Any, tmp_path: Path, line: str, end: str
+) -> None:
+    (tmp_path / "a.json").write_text(line + end)
+    spec, schema = file_source("json", tmp_path, schema=pa.schema([("a", pa.int64())]))
+    with pytest.raises(TaskFailure, match=r"a\.json:1"):
+        harness.read_all(spec, schema)
