@@ -35,12 +35,21 @@ from jobmanager.checkpoint.repeated_output import note_files
 from jobmanager.checkpoint.saved_checkpoints_store import SavedCheckpoints
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.graph.job_plan import JobPlan
-from penstock.errors import JobRejected, StoreCorrupt, StoreFull, StoreNotFound, StoreTransient
+from penstock.errors import (
+    ConfigurationError,
+    JobRejected,
+    StoreCorrupt,
+    StoreFull,
+    StoreNotFound,
+    StoreTransient,
+)
+from penstock.graph.output_in_doubt import cannot_be_asked
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.head import HeadClaimedAgain, HeadOutcomeUnknown
 from penstock.storage.manifest import encode_manifest, manifest_path
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
+from penstock.storage.prepared_output import has_prepared_output
 
 
 class CheckpointStoreRunner:
@@ -171,7 +180,10 @@ class CheckpointStoreRunner:
         """What the checkpoint publishes tasks may have made for the second time: nobody else is to publish it then."""
         for one in head.open_savepoints:
             if one.checkpoint_id in self.behind:
-                self.savepoint(one.path).take_back_where_there(one.checkpoint_id)
+                try:
+                    self.savepoint(one.path).take_back_where_there(one.checkpoint_id)
+                except (StoreTransient, ConfigurationError) as error:
+                    raise StoreTransient(cannot_be_asked(one.path, error)) from error
 
     def _note_done(self, checkpoint_id: int, done: tuple[c.SourceDone, ...]) -> None:
         with self._turns:
@@ -211,15 +223,17 @@ class CheckpointStoreRunner:
             Unrecoverable: HEAD is gone, or cannot be read.
         """
         target = manifest.properties.target
-        announce = partial(self._announce, target, manifest.checkpoint_id)
-        self.savepoint(target).complete(manifest, announce)
+        self.savepoint(target).complete(manifest, partial(self._announce, manifest))
 
-    def _announce(self, target: str, checkpoint_id: int) -> None:
-        """Has HEAD say that a savepoint may be there from now on: whoever goes back behind it has to know."""
-        claim = self._heads.claimed(must_exist=True)
+    def _announce(self, manifest: checkpoint_pb2.CheckpointManifest) -> None:
+        """Has HEAD say that a savepoint with output may be there from now on: whoever goes back behind it has to know."""
+        claim, checkpoint_id = self._heads.claimed(must_exist=True), manifest.checkpoint_id
         if any(one.checkpoint_id > checkpoint_id for one in claim.head.retained):
             raise StoreTransient(f"a checkpoint behind savepoint {checkpoint_id} is there already")
+        if not has_prepared_output(manifest):
+            return
         try:
+            target = manifest.properties.target
             self._heads.swap(claim, head_opened(claim.head, target, checkpoint_id))
         except (HeadOutcomeUnknown, HeadClaimedAgain) as error:
             self._heads.void(claim)

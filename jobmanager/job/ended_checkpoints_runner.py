@@ -119,8 +119,8 @@ def _one_try(
     *,
     is_restorable: bool,
 ) -> Callable[[], Kept | None]:
-    """A try to delete what is to be deleted in the store, which blocks; it returns which hidden files stay, None = the
-    job has never run."""
+    """A try to delete what is to be deleted in the store, which blocks; it returns which hidden files stay, None = all,
+    or the job has never run."""
     opened = open_store(directory)
     store = CheckpointStoreRunner(
         job_id,
@@ -142,8 +142,9 @@ def _one_try(
 
 def _keep_named(
     graph: graph_pb2.JobGraph, store: CheckpointStoreRunner, directory: ObjectStore
-) -> Kept:
-    """Removes what no checkpoint names; returns the files that sinks have yet to commit. Blocks.
+) -> Kept | None:
+    """Removes what no checkpoint names; returns the files that sinks have yet to commit, None = a savepoint may name others,
+    for whoever is started from that. Blocks.
 
     Raises:
         Fenced: another leader, or another job, has the checkpoints.
@@ -156,6 +157,8 @@ def _keep_named(
     if prepared.sweep is None:
         raise Unrecoverable("not all of its checkpoints can be read: nobody knows what they name")
     prepared.sweep(())
+    if prepared.open_savepoints:
+        return None
     kept: dict[str, set[str]] = {sink.operator_uid: set() for sink in swept_sinks(graph)}
     untold: list[str] = []
     for path in [one.manifest_path for one in prepared.retained]:

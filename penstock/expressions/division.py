@@ -22,6 +22,7 @@ from penstock.expressions.python_decimals import by_python
 Apply = Callable[[list[Any]], Any]
 """Arrow arrays or scalars in, an array or scalar out."""
 _DIGITS_OF_INTEGERS = {8: 3, 16: 5, 32: 10}
+_DIGITS_MAX = 76
 _WRONG_FROM = 0xFFFF_FFF0
 """Arrow takes the greatest word of 32 bits for one of the quotient, and then up to three less, where it goes wrong (``decimal_rounding``)."""
 
@@ -84,6 +85,9 @@ def modulo(types: Sequence[pa.DataType]) -> Apply:
 
 
 def _quotient_with_a_digit_more(kind: pa.DataType) -> pa.DataType:
+    """The same where there are no more digits: then what is less than nothing is refused as it comes."""
+    if kind.precision == _DIGITS_MAX:
+        return kind
     of_bits = pa.decimal128 if kind.precision < 38 else pa.decimal256
     return of_bits(kind.precision + 1, kind.scale)
 

@@ -86,8 +86,10 @@ def _with_rows_of_nothing(kernel: Kernel) -> Kernel:
 
     def apply(args: list[Any], *options: Any) -> Any:
         rows = max((len(arg) for arg in args if isinstance(arg, pa.Array)), default=None)
+        if rows is None:
+            return apply([array_of_scalars([arg], arg.type) for arg in args], *options)[0]
         found = kernel(args, *options)
-        if rows is None or len(found) == rows:
+        if len(found) == rows:
             return found
         *values, separator = args
         none = pc.is_null(values[0])
@@ -122,6 +124,7 @@ def _slices(kernel: Kernel, length: Kernel, given: Mapping[str, Any]) -> Kernel:
             bounds["stop"] = longest if bounds.get("step", 1) > 0 else -longest - 1
         for bound in ("start", "stop"):
             bounds[bound] = min(max(bounds[bound], -longest - 1), longest)
+        bounds["step"] = min(max(bounds.get("step", 1), -longest - 1), longest + 1)
         return kernel(args, pc.SliceOptions(**bounds))
 
     return apply

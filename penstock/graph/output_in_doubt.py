@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.errors import JobRejected, StoreCorrupt, StreamError
+from penstock.errors import JobRejected, StoreCorrupt, StoreTransient, StreamError
 from penstock.pb import graph_pb2
 from penstock.storage.manifest import decode_manifest
 from penstock.storage.object_store import FIRST_ANSWER_MS, ObjectStore
@@ -116,8 +116,11 @@ def _is_claimed(point: RestorePoint, claim: OutputClaim) -> str:
 def _refusal_behind(point: RestorePoint, job_id: str) -> str:
     """Why a job cannot go on from a checkpoint: what it produces again another job has committed, or is to commit."""
     for path in point.open_savepoints:
-        store = open_store(path)
-        claim = claim_beside(store, store.sizes([OUTPUT_PATH]))
+        try:
+            store = open_store(path)
+            claim = claim_beside(store, store.sizes([OUTPUT_PATH]))
+        except StoreTransient as error:
+            raise StoreTransient(cannot_be_asked(path, error)) from error
         if claim is not None and not may_claim(claim, _takes_back(job_id), lambda _: False):
             return was_committed(path, claim)
     return ""
@@ -129,6 +132,14 @@ def was_committed(path: str, claim: OutputClaim) -> str:
         f"savepoint {path} was taken behind it, and the output which that covers is committed by job {claim.job_id}, which was "
         f"started from it with --in-doubt commit: what comes behind the older checkpoint would be published twice; start from "
         f"{path} with --in-doubt leave"
+    )
+
+
+def cannot_be_asked(path: str, error: StreamError) -> str:
+    """Why nobody knows whether a savepoint may be gone back behind, and what to do."""
+    return (
+        f"savepoint {path} was taken behind the checkpoint that is gone on from, and whether another job commits the output "
+        f"which it covers cannot be read: {error}; where it is gone for good, make an empty directory or bucket of its name"
     )
 
 
@@ -149,8 +160,8 @@ def claim_output(
         if not point.is_savepoint:
             for path in point.open_savepoints:
                 store = open_store(path)
-                if not store.sizes([MANIFEST_PATH]):
-                    continue  # it never came to be, or is gone
+                if not store.sizes([MANIFEST_PATH, OUTPUT_PATH]):
+                    continue  # it never came to be, or is gone, and nobody is to commit its output
                 made = make_claim(store, _takes_back(job_id))
                 if made.use is not OutputUse.TAKES_BACK:
                     raise JobRejected(

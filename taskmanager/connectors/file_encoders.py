@@ -21,9 +21,17 @@ EXTENSIONS = {"parquet": "parquet", "csv": "csv", "json": "json"}
 
 
 def copied(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The rows of batches, which have columns, in memory of their own: nothing of what these are parts of is kept."""
-    table = pa.Table.from_batches(batches)
-    return table.take(np.arange(table.num_rows)).combine_chunks().to_batches()
+    """The rows of batches, which have columns, in memory of their own: nothing of what these are parts of is kept.
+
+    As they are where Arrow cannot: dictionaries that together outgrow their index, types that it copies no rows of.
+    """
+    try:
+        table = pa.Table.from_batches(batches)
+        return table.take(np.arange(table.num_rows)).combine_chunks().to_batches()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        if len(batches) == 1:
+            return batches
+    return [copy for batch in batches for copy in copied([batch])]
 
 
 class FileEncoder(ABC):

@@ -639,3 +639,16 @@ def test_an_idempotent_sink_prepares_nothing() -> None:
     writer.write(batch(0, 1))
     assert not writer.has_unprepared
     assert writer.prepare_commit(1) == []
+
+
+def test_rows_are_copied_out_of_batches_as_far_as_arrow_can() -> None:
+    """Dictionaries that together outgrow their index stay apart, and rows of some types where they are."""
+    values = [pa.array([f"v{n}" for n in range(first, first + 100)]) for first in (0, 100)]
+    codes = pa.array(range(100), pa.int8())
+    apart = [
+        pa.record_batch({"d": pa.DictionaryArray.from_arrays(codes, texts)}) for texts in values
+    ]
+    views = [pa.record_batch({"v": pa.array(["a", None, "b"], pa.string_view())})] * 2
+    for batches in (apart, views):
+        rows = [row for batch in batches for row in batch.to_pylist()]
+        assert [row for batch in file_encoders.copied(batches) for row in batch.to_pylist()] == rows

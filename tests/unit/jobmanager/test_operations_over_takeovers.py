@@ -31,6 +31,7 @@ from jobmanager.messages.job_state import JobState
 from jobmanager.stores.job_store import JobStore
 from penstock.errors import JobRejected, NotLeader, StoreTransient, StreamError
 from penstock.pb import checkpoint_pb2, client_pb2
+from penstock.storage.head import HEAD_PATH, HeadStore
 from penstock.storage.kept_state import dispose
 from penstock.storage.local_store import LocalStore
 from penstock.storage.output_claim import OutputClaim, OutputUse, make_claim
@@ -96,7 +97,7 @@ class Takeover:
     """One JobManager that is killed in the middle of an operation, and its successor."""
 
     def __init__(self, cluster_of: Any, graph: Any, tmp_path: Path) -> None:
-        self._cluster_of, self._graph, self._path = cluster_of, graph, tmp_path
+        self._cluster_of, self._graph, self.path = cluster_of, graph, tmp_path
         self.jobs = JobRecords(tmp_path)
         self.savepoints = tmp_path / "savepoints"
         self._held: list[internal_pb2.HeldAttempt] = []
@@ -111,7 +112,7 @@ class Takeover:
         behind: int = 1,
     ) -> None:
         """Asks behind so many checkpoints, and is killed once something is there."""
-        async with self._cluster_of(settings(self._path)) as cluster:
+        async with self._cluster_of(settings(self.path)) as cluster:
             fake = Holding(await cluster.add("tm1"))
             await cluster.submit(self._graph)
             await cluster.wait_for(JOB, "RUNNING")
@@ -134,7 +135,7 @@ class Takeover:
     @asynccontextmanager
     async def second(self) -> AsyncIterator[Any]:
         """Goes on."""
-        async with self._cluster_of(settings(self._path)) as cluster:
+        async with self._cluster_of(settings(self.path)) as cluster:
             fake = Holding(await cluster.add("tm2"))
             fake.finish_on_completion = False
             await cluster.wait_for(JOB, "RUNNING", "FINISHED", "FAILED")
@@ -153,7 +154,7 @@ class Takeover:
             listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             port = listening.getsockname()[1]
             self.jobs.change(JOB, lambda one: one.taskmanagers.update({"tm1": f"127.0.0.1:{port}"}))
-            cluster = await stack.enter_async_context(self._cluster_of(settings(self._path)))
+            cluster = await stack.enter_async_context(self._cluster_of(settings(self.path)))
             if before is not None:
                 await before(cluster)
             taskmanager = await cluster.add("tm1", held_attempts=self._held)
@@ -299,9 +300,11 @@ def test_the_output_of_a_savepoint_is_taken_back_where_the_next_begins_before_it
 
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_output_that_a_job_of_another_cluster_commits_is_not_produced_again(
-    takeover: Takeover, is_removed: bool
+    takeover: Takeover, monkeypatch: pytest.MonkeyPatch, is_removed: bool
 ) -> None:
     """The cluster was away meanwhile; the other job may have claimed the savepoint, and have removed it."""
+    has_output = "jobmanager.checkpoint.checkpoint_store_runner.has_prepared_output"
+    monkeypatch.setattr(has_output, lambda _: True)
 
     async def scenario() -> None:
         await takeover.first(apart(takeover), 1, lambda: bool(takeover.mark("manifest")))
@@ -325,6 +328,17 @@ def test_output_that_a_job_of_another_cluster_commits_is_not_produced_again(
             assert listed.completed_count == 0, "nothing was published"
 
     run(scenario)
+
+
+def test_a_savepoint_without_output_is_not_in_head(takeover: Takeover) -> None:
+    async def scenario() -> None:
+        await takeover.first(apart(takeover), 1, lambda: bool(takeover.mark("manifest")))
+
+    run(scenario)
+    (place,) = takeover.path.rglob(HEAD_PATH)
+    head = HeadStore(LocalStore(place.parent)).read()
+    assert head is not None
+    assert not head.open_savepoints
 
 
 @pytest.mark.parametrize("killed", ["before its manifest", "behind its manifest"])

@@ -91,7 +91,7 @@ BOUNDS = [0, 1, 3, 50, -1, -2, -50, sys.maxsize, -sys.maxsize]
 
 
 @pytest.mark.parametrize("texts", [["", "ab", None, "aéb💩d", "a"], [None]])
-@pytest.mark.parametrize("step", [1, 2, -1])
+@pytest.mark.parametrize("step", [1, 2, -1, sys.maxsize, -sys.maxsize - 1])
 def test_parts_of_texts_and_bytes(step: int, texts: list[str | None]) -> None:
     octets = [None if text is None else text.encode() for text in texts]
     rows = pa.record_batch({"s": pa.array(texts, pa.string()), "b": pa.array(octets, pa.binary())})
@@ -133,6 +133,12 @@ def test_a_decimal_without_whole_digits_is_divided_downwards() -> None:
     rows = pa.record_batch({"x": pa.array(numbers, pa.decimal128(2, 2)), "n": pa.array([2, 7, 1])})
     assert values(col("x") // col("n"), rows) == [-1, 0, None]
     assert values(col("x") // 3, rows) == [-1, 0, None]
+
+
+def test_a_quotient_of_all_digits_has_no_room_for_what_is_less_than_nothing() -> None:
+    numbers = pa.array([Decimal("0.5"), None], pa.decimal256(50, 50))
+    rows = pa.record_batch({"x": numbers, "y": pa.array([3, 1], pa.decimal256(25, 0))})
+    assert values(col("x") // col("y"), rows) == [0, None]
 
 
 def test_the_rest_of_decimals_and_integers() -> None:
