@@ -34,25 +34,22 @@ CANONICAL = checkpoint_pb2.SAVEPOINT_FORMAT_CANONICAL
 
 
 class Swaps:
-    """Behind ``hold``, swaps of HEAD with which what is asked for commits wait until they are let go."""
+    """From ``hold`` on, swaps of HEAD wait until they are let go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.waits, self.goes_on, self._left = threading.Event(), threading.Event(), -1
+        self.waits, self.goes_on, self._holds = threading.Event(), threading.Event(), False
         swap = LocalStore.compare_and_swap
 
         def held(store: LocalStore, path: str, expected: bytes | None, new: bytes) -> bool:
-            if self._left >= 0 and path == HEAD_PATH and JOB in str(store.root):
-                self._left -= self._left > 0
-                if not self._left:
-                    self.waits.set()
-                    assert self.goes_on.wait(DEADLINE_S)
+            if self._holds and path == HEAD_PATH and JOB in str(store.root):
+                self.waits.set()
+                assert self.goes_on.wait(DEADLINE_S)
             return swap(store, path, expected, new)
 
         monkeypatch.setattr(LocalStore, "compare_and_swap", held)
 
-    def hold(self, what: str) -> None:
-        """Of all but a native one HEAD says first that the savepoint may be there."""
-        self._left = 1 if what == "native" else 2
+    def hold(self) -> None:
+        self._holds = True
 
 
 def asked(cluster: Any, what: str, directory: str) -> Awaitable[Any]:
@@ -105,7 +102,7 @@ def test_what_its_job_has_not_committed_is_not_said_to_be(
             taskmanager.ends_cancelled = tasks_end != "behind"
             await cluster.submit(make_graph())
             await cluster.wait_for(JOB, "RUNNING")
-            swaps.hold(what)
+            swaps.hold()
             answer = asyncio.ensure_future(asked(cluster, what, str(place)))
             assert await asyncio.to_thread(swaps.waits.wait, DEADLINE_S)
             if end == "failed":
@@ -162,7 +159,7 @@ def test_what_is_complete_while_tasks_are_begun_again_is_committed_when_these_ha
             taskmanager.ends_cancelled = False
             await cluster.submit(make_graph())
             await cluster.wait_for(JOB, "RUNNING")
-            swaps.hold(what)
+            swaps.hold()
             answer = asyncio.ensure_future(asked(cluster, what, str(place)))
             assert await asyncio.to_thread(swaps.waits.wait, DEADLINE_S)
             fake.fail()
