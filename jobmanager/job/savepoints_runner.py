@@ -394,6 +394,7 @@ class SavepointsRunner:
         self._storing = checkpoint_id, given_up
 
         def complete() -> None:
+            self._store.verify()
             self._store.complete_savepoint(
                 self._store.savepoint_manifest(
                     stored, wanted.done_splits, states, wanted.done_before
