@@ -19,6 +19,7 @@ from penstock.graph.output_in_doubt import (
     claim_output,
     decide_output,
     decided_output,
+    original_not_asked,
 )
 from penstock.graph.restore_check import (
     RestoreCheck,
@@ -161,6 +162,8 @@ def prepare_start(
     found.config[PATH_KEY] = point.uri
     found.config[IN_DOUBT_KEY] = output.said
     _log_changes(point, check)
+    if point.is_savepoint and output.commits and (reason := original_not_asked(point)):
+        _log.warning("savepoint.original_not_asked", path=point.uri, reason=reason)
     is_claim = config.execution_state_recovery_claim_mode == "claim"
     if is_claim:
         _check_claim(point, config)

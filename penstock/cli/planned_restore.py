@@ -10,7 +10,7 @@ from penstock.cli.context import echo, print_table
 from penstock.cli.describe import OUTPUT_TEXTS, TIME_ENDED
 from penstock.config import Configuration
 from penstock.graph.adopted_paths import adopt_paths
-from penstock.graph.output_in_doubt import decide_output, fate_of_output
+from penstock.graph.output_in_doubt import decide_output, fate_of_output, original_not_asked
 from penstock.graph.restore_check import (
     READ_BY_ALL,
     Fate,
@@ -131,6 +131,10 @@ def planned_restore(graph: graph_pb2.JobGraph) -> PlannedRestore | None:
         conditions.append(
             f"a cluster on which job {original} still runs refuses to commit the output that it covers"
         )
+        if reason := original_not_asked(point):
+            conditions.append(
+                f"{reason}; the output that it covers may be published from there as well"
+            )
     if decision.claimant:
         conditions.append(
             f"job {decision.claimant} commits the output that it covers: refused where that job is not known to have "

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.errors import JobRejected, StoreCorrupt, StoreTransient, StreamError
+from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTransient, StreamError
 from penstock.pb import graph_pb2
 from penstock.storage.manifest import decode_manifest
 from penstock.storage.object_store import FIRST_ANSWER_MS, ObjectStore
@@ -186,17 +186,38 @@ def _found(point: RestorePoint) -> tuple[ObjectStore, PreparedOutput]:
     return store, savepoint_output(point.manifest, store, beside)
 
 
+def original_not_asked(point: RestorePoint) -> str:
+    """Why a copy of a savepoint decides about its output by itself: the directory in which that was taken cannot be read,
+    and a job that it was taken of, or that was started there, may publish the output as well; "" = it can, or is no more."""
+    try:
+        _original(point)
+    except StoreNotFound:
+        return ""
+    except StreamError as error:
+        return f"{without_slash(point.manifest.properties.target)}, where it was taken, cannot be asked: {error}"
+    return ""
+
+
 def _deciding_store(point: RestorePoint) -> ObjectStore:
     """The directory in which it is said: of a copy, the one in which the savepoint was taken, as long as that is there."""
+    try:
+        return _original(point)
+    except StreamError:  # which whoever starts from the copy is told (``original_not_asked``)
+        return point.store
+
+
+def _original(point: RestorePoint) -> ObjectStore:
+    """The directory in which a savepoint was taken; its own where another one is there now.
+
+    Raises:
+        StreamError: it cannot be read, or is no more.
+    """
     target = without_slash(point.manifest.properties.target)
     if target in ("", point.uri):
         return point.store
-    try:
-        store = open_store(target)
-        store.check_answers(FIRST_ANSWER_MS)
-        taken = decode_manifest(store.get(MANIFEST_PATH), target)
-    except StreamError:
-        return point.store
+    store = open_store(target)
+    store.check_answers(FIRST_ANSWER_MS)
+    taken = decode_manifest(store.get(MANIFEST_PATH), target)
     own = point.manifest
     is_same = (taken.job_id, taken.checkpoint_id) == (own.job_id, own.checkpoint_id)
     return store if is_same else point.store

@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import structlog
 
 from jobmanager.checkpoint.next_head import head_opened
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
@@ -110,6 +111,22 @@ def test_of_all_that_may_publish_its_output_one_does(tmp_path: Path, is_copy: bo
         original_goes_back(taken)
     SavepointStoreRunner(ORIGINAL, str(taken), MemoryStore(1 << 20)).mark_committed()
     assert begin(path, NEW) == "leave"  # also of a copy from before
+
+
+@pytest.mark.parametrize("original", ["is no more", "cannot be read"])
+def test_a_copy_that_cannot_ask_its_original_says_so(tmp_path: Path, original: str) -> None:
+    taken, path = tmp_path / "taken", tmp_path / "copy"
+    make_savepoint(taken, str(taken))
+    shutil.copytree(taken, path)
+    if original == "is no more":
+        shutil.rmtree(taken)
+    else:
+        (taken / "manifest").write_bytes(b"damaged")
+    with structlog.testing.capture_logs() as logs:
+        assert begin(path, NEW, "commit") == "commit"
+    told = [one["reason"] for one in logs if one["event"] == "savepoint.original_not_asked"]
+    assert len(told) == (original == "cannot be read")
+    assert all(f"{taken}, where it was taken, cannot be asked" in reason for reason in told)
 
 
 def test_what_its_job_has_taken_back_nobody_commits_unless_that_has_ended(tmp_path: Path) -> None:
