@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.pb import internal_pb2
+from jobmanager.checkpoint.checkpoint_starts_runner import CheckpointStartsRunner
+from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.dispatcher.dispatcher_runner import DispatcherRunner
 from jobmanager.job import ended_checkpoints_runner, swept_output_runner
 from penstock.pb import client_pb2, graph_pb2
@@ -30,6 +33,23 @@ class Prepared(Checkpointed):
     def sink_state(self, checkpoint_id: int) -> tuple[str, bytes]:
         names = {"pending": f"/out/.part-{checkpoint_id}.pending", "final": "/out/part"}
         return "committables", bytes(4) + json.dumps(names).encode()
+
+
+class Sweeps:
+    """What a TaskManager is asked to remove; the first few times it cannot."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, taskmanager: Any, failures: int = 0
+    ) -> None:
+        self.asked: list[internal_pb2.SweepOutputRequest] = []
+
+        async def sweep(request: Any, context: Any) -> Any:
+            self.asked.append(request)
+            if len(self.asked) <= failures:
+                raise RuntimeError("the disk is read-only")
+            return internal_pb2.SweepOutputResponse(file_count=1)
+
+        monkeypatch.setattr(taskmanager, "on_sweep", sweep)
 
 
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,16 +78,11 @@ def test_a_sweep_that_fails_is_tried_again(
     graph = _writing(make_graph(), tmp_path)
 
     async def scenario() -> None:
+        nonlocal asked
         async with cluster_of(settings(tmp_path)) as cluster:
             taskmanager = await cluster.add("tm1")
 
-            async def sweep(request: Any, context: Any) -> Any:
-                asked.append(request)
-                if len(asked) <= failures:
-                    raise RuntimeError("the disk is read-only")
-                return internal_pb2.SweepOutputResponse(file_count=1)
-
-            monkeypatch.setattr(taskmanager, "on_sweep", sweep)
+            asked = Sweeps(monkeypatch, taskmanager, failures).asked
             fake = Checkpointed(taskmanager)
             await cluster.submit(graph)
             await cluster.wait_for(JOB, "RUNNING")
@@ -88,15 +103,10 @@ async def _swept_by_successor(
     cluster_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> internal_pb2.SweepOutputRequest:
     """The next JobManager, to which the TaskManager comes late, has the output removed."""
-    asked: list[internal_pb2.SweepOutputRequest] = []
     async with cluster_of(settings(tmp_path)) as cluster:
         taskmanager = await cluster.add("tm1")
 
-        async def sweep(request: Any, context: Any) -> Any:
-            asked.append(request)
-            return internal_pb2.SweepOutputResponse(file_count=1)
-
-        monkeypatch.setattr(taskmanager, "on_sweep", sweep)
+        asked = Sweeps(monkeypatch, taskmanager).asked
         await JobRecords(tmp_path).until_clean()
     return asked[-1]
 
@@ -165,16 +175,11 @@ def test_of_a_job_that_has_failed_all_goes_that_none_of_its_checkpoints_names(
     asked: list[internal_pb2.SweepOutputRequest] = []
 
     async def scenario() -> None:
+        nonlocal asked
         async with cluster_of(settings(tmp_path, **{"restart-strategy.type": "none"})) as cluster:
             taskmanager = await cluster.add("tm1")
 
-            async def sweep(request: Any, context: Any) -> Any:
-                asked.append(request)
-                if len(asked) <= failures:
-                    raise RuntimeError("the disk is read-only")
-                return internal_pb2.SweepOutputResponse(file_count=1)
-
-            monkeypatch.setattr(taskmanager, "on_sweep", sweep)
+            asked = Sweeps(monkeypatch, taskmanager, failures).asked
             fake = Prepared(taskmanager)
             await cluster.submit(_writing(make_graph(), tmp_path))
             await cluster.wait_for(JOB, "RUNNING")
@@ -193,27 +198,37 @@ def test_of_a_job_that_has_failed_all_goes_that_none_of_its_checkpoints_names(
     assert list(sink.kept) == [".part-1.pending"]
 
 
-def test_where_a_checkpoint_cannot_be_read_nothing_goes(
-    cluster_of: Any, make_graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+_prepare = CheckpointStartsRunner.prepare
+
+
+def with_open_savepoint(*args: Any, **options: Any) -> PreparedCheckpoints:
+    """What is found where HEAD names a savepoint behind the newest checkpoint."""
+    return replace(_prepare(*args, **options), open_savepoints=frozenset({9}))
+
+
+@pytest.mark.parametrize("why", ["a checkpoint cannot be read", "a savepoint is open"])
+def test_where_others_may_name_output_nothing_goes(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
+    """Who is started from a savepoint that no checkpoint has followed may be asked to commit what that names."""
     _hurry(monkeypatch)
     asked: list[internal_pb2.SweepOutputRequest] = []
 
     async def scenario() -> None:
+        nonlocal asked
         async with cluster_of(settings(tmp_path, **{"restart-strategy.type": "none"})) as cluster:
             taskmanager = await cluster.add("tm1")
 
-            async def sweep(request: Any, context: Any) -> Any:
-                asked.append(request)
-                return internal_pb2.SweepOutputResponse(file_count=1)
-
-            monkeypatch.setattr(taskmanager, "on_sweep", sweep)
+            asked = Sweeps(monkeypatch, taskmanager).asked
             fake = Prepared(taskmanager)
             await cluster.submit(_writing(make_graph(), tmp_path))
             await cluster.wait_for(JOB, "RUNNING")
             await take_checkpoint(cluster)
-            [manifest] = (tmp_path / "checkpoints" / JOB).glob("chk-*/manifest*")
-            manifest.write_bytes(b"altered")
+            if why == "a savepoint is open":
+                monkeypatch.setattr(CheckpointStartsRunner, "prepare", with_open_savepoint)
+            else:
+                [manifest] = (tmp_path / "checkpoints" / JOB).glob("chk-*/manifest*")
+                manifest.write_bytes(b"altered")
             fake.fail()
             await cluster.wait_for(JOB, "FAILED")
             await JobRecords(tmp_path).until_clean()
