@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from penstock.pb import client_pb2
 from tests.integration.conftest import NewEnvironment
 from tests.support.jobs import DEADLINE_S, await_details, cancel, started_from
 from tests.support.processes import Deadline, wait_gone, wait_in_directory
+from tests.support.trapped_ledger import TrappedLedger
 
 pytestmark = pytest.mark.integration
 
@@ -59,40 +59,12 @@ class Count(ps.KeyedProcessFunction):
         out.emit(n=row.n, seen=self.seen.value())
 
 
-class Ledger(ps.TwoPhaseSink):
-    """A file per checkpoint; fails at the first one behind a savepoint where it is trapped."""
-
-    def __init__(self, directory: Path, kept: Path, trap: Path) -> None:
-        self.directory, self.kept, self.trap = directory, kept, trap
-        self.rows: list[dict[str, Any]] = []
+class Ledger(TrappedLedger):
+    """Fails in the trap."""
 
     @override
-    def write(self, batch: pa.RecordBatch) -> None:
-        self.rows += batch.to_pylist()
-
-    @override
-    def prepare_commit(self, checkpoint_id: int) -> list[bytes]:
-        if self.trap.exists() and list(self.kept.glob("*/manifest")):
-            raise OSError("trapped")
-        if not self.rows:
-            return []
-        self.directory.mkdir(parents=True, exist_ok=True)
-        hidden = self.directory / f".{uuid.uuid4().hex}"
-        hidden.write_text(json.dumps(self.rows))
-        self.rows = []
-        return [str(hidden).encode()]
-
-    @override
-    def commit(self, committable: bytes) -> None:
-        hidden = Path(committable.decode())
-        final = hidden.with_name(hidden.name[1:])
-        if hidden.exists():
-            hidden.rename(final)
-        assert final.exists()
-
-    @override
-    def abort(self, committable: bytes) -> None:
-        Path(committable.decode()).unlink(missing_ok=True)
+    def spring(self) -> None:
+        raise OSError("trapped")
 
 
 def _has_two(directory: Path) -> bool:

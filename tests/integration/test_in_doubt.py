@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import threading
-import uuid
 from pathlib import Path
 
 import psutil
@@ -27,6 +26,7 @@ from penstock.errors import StreamError
 from tests.support.examples import RUNS_ALL
 from tests.support.jobs import DEADLINE_S, await_details, cancel
 from tests.support.processes import DaemonCluster, site, wait_ended, wait_in_directory
+from tests.support.trapped_ledger import TrappedLedger
 
 pytestmark = [
     pytest.mark.integration,
@@ -40,37 +40,13 @@ def numbers(start: int, count: int) -> pa.RecordBatch:
     return pa.record_batch({"n": pa.array(range(start, start + count), pa.int64())})
 
 
-class Ledger(ps.TwoPhaseSink):
-    """A file per checkpoint; holds up the first one behind a savepoint, where it is told to."""
-
-    def __init__(self, directory: Path, kept: Path, trap: Path) -> None:
-        self.directory, self.kept, self.trap = directory, kept, trap
-        self.rows: list[int] = []
+class Ledger(TrappedLedger):
+    """Is held up in the trap."""
 
     @override
-    def write(self, batch: pa.RecordBatch) -> None:
-        self.rows += batch.column(0).to_pylist()
-
-    @override
-    def prepare_commit(self, checkpoint_id: int) -> list[bytes]:
-        if self.trap.exists() and list(self.kept.glob("*/manifest")):
-            self.trap.with_name("held").touch()
-            threading.Event().wait()
-        self.directory.mkdir(parents=True, exist_ok=True)
-        hidden = self.directory / f".{uuid.uuid4().hex}"
-        hidden.write_text(json.dumps(self.rows))
-        self.rows = []
-        return [str(hidden).encode()]
-
-    @override
-    def commit(self, committable: bytes) -> None:
-        hidden = Path(committable.decode())
-        if hidden.exists():
-            hidden.rename(hidden.with_name(hidden.name[1:]))
-
-    @override
-    def abort(self, committable: bytes) -> None:
-        Path(committable.decode()).unlink(missing_ok=True)
+    def spring(self) -> None:
+        self.trap.with_name("held").touch()
+        threading.Event().wait()
 
 
 class Site:
@@ -103,7 +79,7 @@ class Site:
         files = [one for name in names for one in (self._directory / name / "files").glob("part-*")]
         shown = sorted(row["n"] for one in files for row in pq.read_table(one).to_pylist())
         ledger = [one for n in names for one in (self._directory / n / "ledger").glob("[!.]*")]
-        assert shown == sorted(n for one in ledger for n in json.loads(one.read_text()))
+        assert shown == sorted(row["n"] for one in ledger for row in json.loads(one.read_text()))
         return shown
 
 
