@@ -19,7 +19,6 @@ Invariants: chunks and loose digests are disjoint; each chunk is at least ``_GRO
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -30,23 +29,17 @@ import numpy.typing as npt
 from penstock.connectors.source import PART_OF
 from penstock.errors import StoreCorrupt
 from penstock.storage.manifest import StoredRange
+from penstock.storage.split_digest import DIGEST_BYTES, digest_of
 
-DIGEST_BYTES: Final = 16
 SEALED_FROM: Final = 32
 """As many loose digests become a chunk."""
 _GROWTH: Final = 4
-_PERSON: Final = b"penstock split"
 _TYPE: Final = np.dtype(f"S{DIGEST_BYTES}")
 
 Digests = npt.NDArray[np.bytes_]
 """Sorted, each once."""
 
 _NONE: Final[Digests] = np.empty(0, _TYPE)
-
-
-def digest_of(split_id: str) -> bytes:
-    """What stands for a split in every checkpoint from now on."""
-    return hashlib.blake2b(split_id.encode(), digest_size=DIGEST_BYTES, person=_PERSON).digest()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

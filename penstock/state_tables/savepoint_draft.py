@@ -144,11 +144,13 @@ class SavepointDraft:
         if [*(first for first, _ in ranges), count] != [0, *(last + 1 for _, last in ranges)]:
             _spread_watermark(lists, count, where)
 
-    def drop_done_splits(self, uid: str) -> None:
-        """Forgets what a source has read to its end."""
+    def drop_done_splits(self, uid: str) -> list[checkpoint_pb2.DoneSplits]:
+        """Forgets what a source has read to its end, and returns it."""
+        dropped = [one for one in self.manifest.done_splits if one.operator_uid == uid]
         kept = [one for one in self.manifest.done_splits if one.operator_uid != uid]
         del self.manifest.done_splits[:]
         self.manifest.done_splits.extend(kept)
+        return dropped
 
     def check_reads(self, uid: str, where: str) -> None:
         """Checks that all subtasks of a source read what they are given.
@@ -173,12 +175,15 @@ class SavepointDraft:
         splits: Sequence[checkpoint_pb2.SplitSnapshot],
         read: Sequence[checkpoint_pb2.SplitSnapshot],
         where: str,
-    ) -> None:
+    ) -> bool:
         """Gives the splits of a source of files the ids that the source knows them by.
 
         Args:
             read: those that the base has as done: they may be of a path that the source had before.
             where: the source, for messages.
+
+        Returns:
+            Whether it is a source of files.
 
         Raises:
             StateError: one is no file of the source, or is there twice.
@@ -191,6 +196,7 @@ class SavepointDraft:
             spell_as(noted.files.path, [*splits, *read])
         if noted.HasField("files"):
             check_files(noted.files.path, splits, where, read={one.id for one in read})
+        return bool(noted.HasField("files"))
 
     def leave_stages_out(self) -> None:
         """Vertices in front of blocking exchanges that hold nothing have not begun: what they make, the job makes first."""

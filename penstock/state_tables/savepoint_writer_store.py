@@ -23,6 +23,7 @@ from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.state_tables.declared_tables import DeclaredList, declared_lists, declared_tables
 from penstock.state_tables.given_rows import given_batches, given_columns
 from penstock.state_tables.keyed_spool_store import KeyedSpool
+from penstock.state_tables.known_splits import DIGEST, complete_splits, discovered_splits
 from penstock.state_tables.opened_state import StateTables, open_state
 from penstock.state_tables.operator_tables import (
     SPLITS,
@@ -57,7 +58,6 @@ from penstock.storage.snapshot_files import PackedSnapshotWriter, snapshot_file_
 from penstock.storage.store_names import whole_name, without_slash
 
 _INLINE_BYTES: Final = 1 << 10
-_DIGEST: Final = "S16"
 _OWN: Final = frozenset({KEY_GROUP, DELETED})
 _BROADCAST = checkpoint_pb2.REDISTRIBUTION_BROADCAST
 
@@ -370,17 +370,23 @@ class _Writing:
         where = f"sources: source {uid!r}"
         self._draft.check_reads(uid, where)
         held = self._draft.snapshots_of(uid, 1)
+        stored = [split for one in held for split in one.splits]
         read = [
-            checkpoint_pb2.SplitSnapshot(id=split.id, done=True)
-            for one in held
-            for split in one.splits
-            if split.done
+            checkpoint_pb2.SplitSnapshot(id=split.id, done=True) for split in stored if split.done
         ]
+        digests = np.concatenate(
+            [
+                np.empty(0, DIGEST),
+                *(self._digests(one) for one in self._draft.drop_done_splits(uid)),
+            ]
+        )
         for one in held:
             del one.splits[:]
-        self._draft.drop_done_splits(uid)
         splits = split_snapshots(positions, where)
-        self._draft.take_files(uid, splits, read, where)
+        if not self._draft.take_files(uid, splits, read, where):
+            operator = self._draft.declared.get(uid, graph_pb2.Operator())
+            ask = partial(discovered_splits, operator, len(held), self._now_ms)
+            complete_splits(splits, stored, digests, ask, where)
         for place, split in enumerate(splits):
             held[place % len(held)].splits.append(split)
             held[place % len(held)].split_parallelism = len(held)
@@ -388,13 +394,14 @@ class _Writing:
     def _keep_done_splits(self) -> None:
         for done in self._draft.manifest.done_splits:
             if done.chunks:
-                assert self._base is not None
-                digests = [
-                    np.frombuffer(content, _DIGEST)
-                    for content in (*map(self._base.reader.read, done.chunks), done.loose)
-                ]
+                loose = np.unique(self._digests(done)).tobytes()
                 del done.chunks[:]
-                done.loose = np.unique(np.concatenate(digests)).tobytes()
+                done.loose = loose
+
+    def _digests(self, done: checkpoint_pb2.DoneSplits) -> np.ndarray:
+        assert self._base is not None
+        contents = (*map(self._base.reader.read, done.chunks), done.loose)
+        return np.concatenate([np.frombuffer(content, DIGEST) for content in contents])
 
     def _writer(self, uid: str, unique: str) -> PackedSnapshotWriter:
         vertex = self._draft.vertex_of(uid)

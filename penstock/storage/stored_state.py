@@ -25,10 +25,10 @@ from penstock.storage.keyed_state import (
     plain_values,
 )
 from penstock.storage.run_columns import KEY_GROUP
+from penstock.storage.split_digest import DIGEST_BYTES
 from penstock.storage.state_rows_store import StateRows
 
 _DONE_SPLITS = "done splits"
-_DIGEST_BYTES = 16
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ def stored_states(
         uid, size = done.operator_uid, len(done.loose) + sum(one.size_bytes for one in done.chunks)
         columns = {"digest": "string"}
         kept = KeptState(uid, names.get(uid, ""), _DONE_SPLITS, "splits", columns=columns)
-        kept.rows = size // _DIGEST_BYTES
+        kept.rows = size // DIGEST_BYTES
         found[uid, kept.name, kept.kind] = kept
     return sorted(found.values(), key=lambda one: (one.uid, one.name, one.kind))
 
@@ -200,8 +200,8 @@ def _digests(
     done: checkpoint_pb2.DoneSplits, reader: SnapshotReader
 ) -> Iterator[dict[str, object]]:
     for content in (*map(reader.read, done.chunks), done.loose):
-        for offset in range(0, len(content), _DIGEST_BYTES):
-            yield {"digest": content[offset : offset + _DIGEST_BYTES].hex()}
+        for offset in range(0, len(content), DIGEST_BYTES):
+            yield {"digest": content[offset : offset + DIGEST_BYTES].hex()}
 
 
 def _item_rows(

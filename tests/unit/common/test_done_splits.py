@@ -17,16 +17,15 @@ from hypothesis import strategies as st
 
 from common import done_splits
 from common.done_splits import (
-    DIGEST_BYTES,
     SEALED_FROM,
     DigestChunk,
     DoneSplits,
-    digest_of,
     digests_from_bytes,
 )
 from penstock.connectors.source import PART_OF
 from penstock.errors import StoreCorrupt
 from penstock.storage.manifest import StoredRange
+from penstock.storage.split_digest import DIGEST_BYTES, digest_of
 from tests.support.examples import examples
 
 SOMEWHERE = StoredRange("shared/x", 0, 0, 0)

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from common.done_splits import SEALED_FROM, digest_of
+from common.done_splits import SEALED_FROM
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
 from jobmanager.checkpoint.completed_checkpoint import SnapshotSummary
@@ -53,6 +53,7 @@ from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.restore_point import RestorePoint
 from penstock.storage.snapshot_files import StoreSnapshotReader
+from penstock.storage.split_digest import digest_of
 from penstock.storage.stored_state import stored_rows, stored_states
 from taskmanager.operators.done_names import DoneNames
 from tests.support.jobs import DEADLINE_S

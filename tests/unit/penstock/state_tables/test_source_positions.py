@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 import penstock as ps
 from penstock.graph.adopted_paths import adopt_paths
@@ -328,3 +329,93 @@ def test_what_cannot_be_looked_at_is_not_there(here: Path) -> None:
     source_of(old).path = f"{here}/{'x' * 300}/../in"
     adopt_paths(new, checkpoint_pb2.CheckpointManifest(vertices=fingerprint(old)))
     assert source_of(new).path == f"{here}/in"
+
+
+class Shards(ps.Source):
+    """Two shards, which say in their payload where they are."""
+
+    bounded = False
+    fails = False
+
+    @property
+    @override
+    def schema(self) -> pa.Schema:
+        return pa.schema([("n", pa.int64())])
+
+    @override
+    def start(self, ctx: ps.SourceContext) -> None:
+        self._names = ["shard-0", "shard-1"]
+
+    @override
+    def discover(self, ctx: ps.SourceContext) -> list[ps.Split]:
+        if self.fails:
+            raise ConnectionError("no such host")
+        return [ps.Split(name, name[-1:].encode(), 7, 5) for name in self._names]
+
+    @override
+    def open(self, split: ps.Split, position: bytes | None) -> ps.Reader:
+        raise NotImplementedError
+
+
+class AwayShards(Shards):
+    fails = True
+
+
+def sharded(source: ps.Source) -> ps.Environment:
+    env = ps.Environment(parallelism=1)
+    env.source(source).uid("shards").discard()
+    return env
+
+
+def splits_of(savepoint: str) -> dict[str, tuple[Any, ...]]:
+    rows = ps.open_state(savepoint).read("shards", "splits").to_pylist()
+    names = ("payload", "size", "min_event_time_ms", "position", "done")
+    return {row["id"]: tuple(row[name] for name in names) for row in rows}
+
+
+@pytest.mark.parametrize("positions", [{"shard_0": b"5"}, {"shard-0": ps.END, "shard-2": ps.END}, [{"id": "Shard-1"}]])  # fmt: skip
+def test_a_split_that_a_source_of_ones_own_has_not_is_refused(
+    positions: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ps.StateError,
+        match=r"source 'shards' has no split '(shard_0|shard-2|Shard-1)': it has 'shard-0', 'shard-1'",
+    ):
+        ps.write_savepoint(
+            tmp_path / "new", {}, job=sharded(Shards()), sources={"shards": positions}
+        )
+    assert not list((tmp_path / "new").rglob("*"))
+
+
+def test_splits_named_by_their_ids_are_what_the_source_says_of_them(tmp_path: Path) -> None:
+    positions = {"shard-0": b"5", ps.Split("gone", b"g"): b"6"}
+    first = ps.write_savepoint(
+        tmp_path / "first", {}, job=sharded(Shards()), sources={"shards": positions}
+    )
+    wanted = {"shard-0": (b"0", 7, 5, b"5", False), "gone": (b"g", 0, None, b"6", False)}
+    assert splits_of(first) == wanted
+    # What the base has needs nobody to be asked, and what it has not is told of where nobody can be.
+    again = ps.write_savepoint(
+        tmp_path / "again", {}, base=first, sources={"shards": {"shard-0": b"9", "gone": ps.END}}
+    )
+    assert splits_of(again) == {"shard-0": (b"0", 7, 5, b"9", False), "gone": (b"", 0, None, None, True)}  # fmt: skip
+    ended = ps.write_savepoint(
+        tmp_path / "ended", {}, base=again, job=sharded(AwayShards()), sources={"shards": {"gone": ps.END}}
+    )  # fmt: skip
+    assert splits_of(ended) == {"gone": (b"", 0, None, None, True)}
+
+
+def test_splits_that_nobody_can_say_anything_of_are_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources = {"shards": {"shard_0": ps.END}}
+    ps.write_savepoint(tmp_path / "new", {}, job=sharded(AwayShards()), sources=sources)
+    assert "cannot be asked for its splits here: ConnectionError('no such host')" in caplog.text
+    assert "nobody could say whether it has 'shard_0'" in caplog.text
+
+
+def test_splits_of_a_source_of_ours_are_those_that_state_names(tmp_path: Path) -> None:
+    env = ps.Environment(parallelism=1)
+    env.from_rows([{"n": 1}]).uid("rows").discard()
+    with pytest.raises(ps.StateError, match="source 'rows' has no split 'all': it has none"):
+        ps.write_savepoint(tmp_path / "new", {}, job=env, sources={"rows": {"all": ps.END}})
