@@ -108,6 +108,7 @@ class DispatcherRunner:
             store,
             self._records,
             artifacts,
+            cluster,
             self.ends,
             clock,
             self._begin_again,

@@ -250,7 +250,7 @@ class DrainsRunner:
         failures: dict[str, int] = {}
         while True:
             self._check_still(drain)
-            users, keeps = self._users(drain.path), self._kept_for(drain)
+            users, keeps = self._users(drain.path), self._kept_for(drain) | self._unread(drain.path)
             if not users and not keeps:
                 return
             named = ", ".join(sorted({job_id for job_id, _, _ in users} | keeps))
@@ -283,6 +283,14 @@ class DrainsRunner:
         held = self._cluster.partitions.of(drain.path).partitions
         return {
             one.job_id for one in held if not one.promoted_as and self._jobs.has_unended(one.job_id)
+        }
+
+    def _unread(self, taskmanager_id: str) -> set[str]:
+        """Jobs that run there and cannot be read yet: they leave once they can."""
+        return {
+            job_id
+            for job_id, job in self._jobs.items()
+            if job.unreadable is not None and taskmanager_id in self._cluster.held_slots(job_id)
         }
 
     async def _leave(self, drain: JobOperation, runner: JobMasterRunner, failures: int) -> None:

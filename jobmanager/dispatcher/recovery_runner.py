@@ -1,4 +1,8 @@
-"""Goes on with the jobs of an earlier JobManager, or tells how they have ended; what cannot be read is tried again."""
+"""Goes on with the jobs of an earlier JobManager, or tells how they have ended; what cannot be read is tried again.
+
+What runs of a job that cannot be read yet goes on meanwhile: as TaskManagers register, its slots are the job's. They
+are freed where the job turns out to have ended.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +24,12 @@ from jobmanager.dispatcher.recovery import (
     cause_of_end,
     recovered,
 )
+from jobmanager.job.freed_slots_runner import free_slots
 from jobmanager.job.job_description import JobDescription
 from jobmanager.job.job_record import JobRecord
 from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.messages.job_state import JobState
+from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.stored_job import StoredJob
@@ -42,6 +48,7 @@ class RecoveryRunner:
         store: has their records.
         calls: to that store, which may hang.
         artifacts: their code.
+        cluster: where TaskManagers tell what they run of them.
         ends: takes those that have ended.
         begin: runs a job again, and returns its record.
         start: runs something beside, until the JobManager ends.
@@ -55,6 +62,7 @@ class RecoveryRunner:
         store: JobStore,
         calls: StoreCallsRunner,
         artifacts: ArtifactStore,
+        cluster: ClusterRunner,
         ends: EndedJobsRunner,
         clock: Clock,
         begin: Callable[[JobDescription, StoredJob], JobRecord],
@@ -66,6 +74,7 @@ class RecoveryRunner:
         self._store = store
         self._calls = calls
         self._artifacts = artifacts
+        self._cluster = cluster
         self._ends = ends
         self._clock = clock
         self._begin = begin
@@ -141,6 +150,7 @@ class RecoveryRunner:
         self._start(self._clean_up(stored, end, record))
 
     async def _clean_up(self, stored: StoredJob, end: JobEndedError, record: JobRecord) -> None:
+        await self._free_found(stored.job_id)
         if not stored.has_ended:
             self._log.warning(
                 "job.lost", job_id=stored.job_id, state=end.state.name, reason=str(end)
@@ -166,6 +176,12 @@ class RecoveryRunner:
                 is_restorable=bool(end.retained_directory),
             )
 
+    async def _free_found(self, job_id: str) -> None:
+        """Nothing goes on of what was kept running while the job could not be read."""
+        self._cluster.sought.end(job_id)
+        for slots in self._cluster.held_slots(job_id).values():
+            await free_slots(self._cluster, job_id, slots, self._log)
+
     def _keep_unreadable(self, stored: StoredJob) -> None:
         """The job has not ended: it is tried again until it can be gone on with, or is cancelled."""
         unreadable = Unreadable()
@@ -178,6 +194,7 @@ class RecoveryRunner:
         )
         record.enter(JobState.RESTARTING, self._clock.now_ms())
         self._jobs[stored.job_id] = KnownJob(record, None, unreadable)
+        self._cluster.sought.seek(stored.job_id)
         self._start(self._recover_later(stored.job_id, unreadable))
 
     async def _recover_later(self, job_id: str, unreadable: Unreadable) -> None:
@@ -195,7 +212,11 @@ class RecoveryRunner:
             except StreamError as error:
                 unreadable.problem = f"the job cannot be gone on with yet: {error}"
                 continue
-            if stored is not None:
-                for one in await self._with_artifacts([stored]):
-                    self._recover(one)
+            if stored is None:  # it was never acknowledged, or was being removed
+                self._jobs.pop(job_id).record.changed.set()
                 self._jobs.count()
+                await self._free_found(job_id)
+                return
+            for one in await self._with_artifacts([stored]):
+                self._recover(one)
+            self._jobs.count()

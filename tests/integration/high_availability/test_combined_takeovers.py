@@ -1,7 +1,7 @@
 """Aim: a leader that dies in the middle of something else leaves it to the next one, which does it once.
 
 Method: as in ``test_takeovers``; leaders are killed while a restart waits for its delay, together with a TaskManager,
-while a savepoint is taken or a job is stopped, and before a submission is answered.
+while a savepoint is taken or a job is stopped, before a submission is answered, and while a part of the job cannot be read.
 """
 
 from __future__ import annotations
@@ -248,3 +248,33 @@ def test_a_job_that_is_submitted_while_the_leader_dies_runs_once(
         with cluster.client() as client:
             named = [job for job in client.jobs() if job.job_id == handle.job_id]
         assert len(named) == 1
+
+
+def test_what_runs_of_a_job_that_cannot_be_read_at_first_goes_on(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    with ps.Environment(cluster.address, parallelism=2) as env:
+        handle = submitted(env, out)
+        await_written(out, RATE)
+        before = attempts_of(cluster, handle.job_id)
+        kept = cluster.directory / "shared" / "default" / "jobs" / handle.job_id
+        [graph] = kept.glob("graph-*")
+        away = graph.rename(tmp_path / "graph")
+        kill_leader(cluster)
+        deadline = Deadline(
+            "TaskManagers that have registered, and a job that is not read", DEADLINE_S
+        )
+        with cluster.client() as client:
+            while len(client.cluster().taskmanagers) < 2:
+                deadline.left()
+                time.sleep(0.05)
+            assert "yet" in client.job(handle.job_id).summary.problem
+        away.rename(graph)
+        await_details(handle, lambda _, state: state == "RUNNING")
+        assert attempts_of(cluster, handle.job_id) == before
+        assert restarts(handle) == 0
+        assert history_of(cluster, handle.job_id)[1].entries == []
+        stop(handle, tmp_path)
+    assert written(out) > RATE
+    cluster.start(jobmanagers=2, taskmanagers=2)

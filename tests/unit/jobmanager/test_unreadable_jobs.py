@@ -14,7 +14,7 @@ import grpc
 import pytest
 import structlog
 
-from common.pb import job_record_pb2
+from common.pb import internal_pb2, job_record_pb2
 from jobmanager.checkpoint.checkpoint_deletions_runner import CheckpointDeletionsRunner
 from jobmanager.dispatcher import dispatcher_runner, ended_jobs_runner, recovery_runner
 from jobmanager.job import ended_checkpoints_runner
@@ -30,6 +30,7 @@ from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     settings,
     take_checkpoint,
 )
+from tests.unit.jobmanager.test_operations_over_takeovers import Holding
 
 
 @pytest.fixture(autouse=True)
@@ -233,6 +234,70 @@ def test_a_job_that_waits_to_be_read_can_be_cancelled(
             await cluster.wait_for(JOB, "CANCELED")
             await JobRecords(tmp_path).until_clean()
             assert not (tmp_path / "checkpoints" / JOB).exists()
+
+    run(scenario)
+
+
+def hidden_graph(tmp_path: Path) -> Path:
+    """The job cannot be read until it is called ``...`` without its last name again."""
+    return hide(next((tmp_path / "jobmanager" / "jobs" / JOB).glob("graph-*")))
+
+
+async def left_running(
+    cluster_of: Any, graph: graph_pb2.JobGraph, tmp_path: Path
+) -> list[internal_pb2.HeldAttempt]:
+    """A JobManager is killed, and what it had deployed runs on; what its TaskManager tells the next one."""
+    async with cluster_of(settings(tmp_path)) as cluster:
+        fake = Holding(await cluster.add("tm1"))
+        await cluster.submit(graph)
+        await cluster.wait_for(JOB, "RUNNING")
+        await take_checkpoint(cluster)
+        kept, held = JobRecords(tmp_path).copy(), fake.held()
+    JobRecords(tmp_path).put_back(kept)
+    return held
+
+
+def test_what_runs_of_a_job_that_cannot_be_read_yet_goes_on(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        held = await left_running(cluster_of, make_graph(), tmp_path)
+        away = hidden_graph(tmp_path)
+        async with cluster_of(settings(tmp_path)) as cluster:
+            await told(cluster, "RESTARTING", "yet")
+            taskmanager = await cluster.add("tm1", held_attempts=held)
+            fake = Holding(taskmanager)
+            taskmanager.allocated += {one.endpoint.slot_id for one in held}
+            away.rename(away.with_suffix(""))
+            details = await cluster.wait_for(JOB, "RUNNING")
+            assert details.summary.restarts == 0
+            assert fake.restored == taskmanager.freed == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("end", ["cancelled", "removed"])
+def test_what_runs_of_a_job_that_has_ended_before_it_could_be_read_ends(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, end: str
+) -> None:
+    async def scenario() -> None:
+        held = await left_running(cluster_of, make_graph(), tmp_path)
+        record = JobRecords(tmp_path).path(JOB)
+        away = hide(record)
+        record.write_bytes(b"junk")
+        async with cluster_of(settings(tmp_path)) as cluster:
+            await told(cluster, "RESTARTING", "yet")
+            taskmanager = await cluster.add("tm1", held_attempts=held)
+            taskmanager.allocated += {one.endpoint.slot_id for one in held}
+            if end == "cancelled":
+                away.replace(record)
+                await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+                await cluster.wait_for(JOB, "CANCELED")
+            else:
+                record.unlink()
+                while (await cluster.client.ListJobs(client_pb2.ListJobsRequest())).jobs:  # noqa: ASYNC110 - over gRPC
+                    await asyncio.sleep(0.01)
+            await taskmanager.all_freed.wait()
 
     run(scenario)
 
