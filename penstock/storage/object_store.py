@@ -26,6 +26,11 @@ Range = tuple[str, int, int]
 """Of an object: its path, offset and size in bytes."""
 
 
+class SwapUnanswered(StoreTransient):
+    """Whether an object was replaced is not known, and it may be yet: only a later swap that succeeds makes sure that it
+    is not."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """An object of a listing.
@@ -122,6 +127,7 @@ class ObjectStore(Protocol):
             False where the content is another; nothing has changed.
 
         Raises:
+            SwapUnanswered: see there.
             StoreTransient: it cannot be read or written now.
         """
 

@@ -2,7 +2,7 @@
 
 Whoever takes it over replaces it whatever it is; from then on it replaces it only while it is what it wrote last.
 So an owner that was deposed can change nothing. The answer to a swap may be lost: what has become of it is found
-out by reading, and where that fails, too, by the next swap.
+out by reading, and where that fails, too, or the swap may be made yet, by the next swap.
 
 Invariants: the object is only ever replaced by compare-and-swap; no two contents that an owner writes are the
 same (each has an epoch, a token or a counter of its own), so that a swap that comes late finds another content.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.errors import Fenced, InvariantViolation, StoreNotFound, StoreTransient, StreamError
-from penstock.storage.object_store import ObjectStore
+from penstock.storage.object_store import ObjectStore, SwapUnanswered
 from penstock.storage.swap_counts import SWAPS, SwapOutcome, SwappedKind
 
 
@@ -62,6 +62,8 @@ class SwappedObject:
         self._last: bytes | None = None
         # What it may be as well: swaps whose outcome is not known.
         self._uncertain: list[bytes] = []
+        self._may_come = False
+        """One of those may be made yet, so that what it is now says nothing of it."""
 
     @property
     def is_own(self) -> bool:
@@ -97,8 +99,7 @@ class SwappedObject:
         """
         if not self._give(found, new):
             return False
-        self._last = new
-        self._uncertain = []
+        self._note_own(new)
         return True
 
     def hand_over(self, found: bytes, new: bytes) -> bool:
@@ -176,25 +177,30 @@ class SwappedObject:
                 self._path, content, new
             ):
                 raise self._lost(self.content())
+        self._note_own(new)
+
+    def _note_own(self, new: bytes) -> None:
         self._last = new
-        self._uncertain = []
+        self._uncertain, self._may_come = [], False
 
     def _resolve(self, new: bytes, error: StoreTransient) -> None:
         """Finds out what a swap that failed has done, and finishes it where it has happened."""
+        self._may_come |= isinstance(error, SwapUnanswered)
         try:
             content = self.content()
-            if content == self._last:
-                self._uncertain = []
-            elif content == new:
+            if content == new:
                 # It is there, but does it survive a crash? Only a swap that succeeds says so.
                 self._replace(new)
                 return
         except StoreTransient as again:
+            self._may_come |= isinstance(again, SwapUnanswered)
             self._uncertain.append(new)
             raise self._unknown(again) from error
-        if content == self._last:
+        if content == self._last and not self._may_come:
+            self._uncertain = []
             raise error
-        if content in self._uncertain:
+        if content in (self._last, *self._uncertain):
+            self._uncertain.append(new)
             raise self._unknown(error) from error
         raise self._lost(content) from error
 

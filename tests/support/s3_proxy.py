@@ -51,6 +51,7 @@ class Fault:
         status: answered in place of the server's; 0 = the connection is reset.
         delay_s: before that.
         is_over: whether the test has seen enough; ends a delay.
+        has_come: the server has answered what was forwarded.
     """
 
     concerns: Callable[[Request], bool]
@@ -60,6 +61,7 @@ class Fault:
     code: str = "InternalError"
     delay_s: float = 0.0
     is_over: threading.Event = field(default_factory=threading.Event)
+    has_come: threading.Event = field(default_factory=threading.Event)
 
 
 class S3Proxy:
@@ -145,11 +147,13 @@ class _Handler(BaseHTTPRequestHandler):
         if fault.delay_s:
             fault.is_over.wait(fault.delay_s)
         answer = self._forward(body) if fault.forwards else None
+        fault.has_come.set()
         if fault.status:
             text = f"<Error><Code>{fault.code}</Code><Message>told so</Message></Error>".encode()
             self._answer(fault.status, [], b"" if self.command == "HEAD" else text)
         elif fault.delay_s and answer is not None:
-            self._answer(*answer)
+            with contextlib.suppress(ConnectionError):  # the client waits no longer
+                self._answer(*answer)
         else:
             linger = struct.pack("ii", 1, 0)
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)

@@ -76,6 +76,12 @@ def is_retried(error: Exception) -> bool:
     return isinstance(error, (ConnectionError, HTTPClientError, IncompleteReadError, OSError))
 
 
+def is_refused(error: BaseException | None) -> bool:
+    """Whether the server has said that it does not do what it was asked for; else it may have, or may yet: nobody has
+    answered, or one who has passed the request on."""
+    return isinstance(error, Exception) and 0 < status_of(error) < _SERVER_ERROR
+
+
 def store_error(what: str, uri: str, error: Exception) -> StoreTransient:
     """The error to raise: the same call may succeed once somebody has acted.
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import StoreNotFound, StoreTransient, Unrecoverable
+from penstock.storage.object_store import SwapUnanswered
+from penstock.storage.s3.errors import is_refused
 from penstock.storage.s3.requests import AnswerRefused, S3Requests
 
 _CONFLICTS_MAX: Final = 12
@@ -57,6 +59,10 @@ def swap(
         except AnswerRefused as refusal:
             if refusal.status != _CONFLICT:
                 return False
+        except StoreTransient as error:
+            if is_refused(error.__cause__):
+                raise
+            raise SwapUnanswered(str(error)) from error
         else:
             return True
         threading.Event().wait(jitter.uniform(0, pause_max_s))

@@ -17,6 +17,7 @@ import botocore.auth
 import pytest
 from click.testing import CliRunner
 
+from jobmanager.checkpoint import messages as c
 from penstock.cli.main import main
 from penstock.errors import Fenced, StoreNotFound, StoreTransient, Unrecoverable
 from penstock.pb import checkpoint_pb2
@@ -29,6 +30,7 @@ from tests.integration.s3.conftest import BUCKET, settings_of
 from tests.support.jobs import DEADLINE_S
 from tests.support.radosgw import RadosGateway
 from tests.support.s3_proxy import Fault, Request, S3Proxy
+from tests.unit.jobmanager.test_checkpoint_store import files, runner, wanted
 
 pytestmark = pytest.mark.integration
 
@@ -119,6 +121,26 @@ def test_a_write_under_a_condition_is_made_once(
         store.compare_and_swap("HEAD", b"1", b"2")
     assert store.get("HEAD") == b"2"
     assert not store.compare_and_swap("HEAD", b"1", b"3")
+
+
+def test_a_write_that_comes_late_names_nothing_that_was_removed(
+    proxied: Callable[..., S3Store], proxy: S3Proxy
+) -> None:
+    """The client is told nothing, and finds HEAD as it was; the server makes the write all the same, some time later."""
+    store = proxied(request_timeout_ms=500)
+    checkpoints = runner(store)
+    checkpoints.starts.prepare()
+    files(store)
+    late = Fault(is_a("CAS"), 1, forwards=True, delay_s=DEADLINE_S)
+    proxy.faults = [late]
+    checkpoints.store(wanted(1))
+    late.is_over.set()
+    assert late.has_come.wait(DEADLINE_S)
+    head = HeadStore(store).read()
+    assert head is not None
+    named = {one.manifest_path for one in head.retained}
+    assert store.sizes(named).keys() == named
+    assert isinstance(checkpoints.store(wanted(2)), c.CheckpointStored)
 
 
 def test_a_conflict_is_tried_again_for_a_while(

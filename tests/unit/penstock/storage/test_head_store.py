@@ -26,6 +26,7 @@ from penstock.storage.head import HeadOutcomeUnknown, HeadStore, decode_head, fi
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import encode_manifest, manifest_path
 from penstock.storage.memory_store import MemoryStore
+from penstock.storage.object_store import SwapUnanswered
 from tests.support.examples import examples
 
 
@@ -238,6 +239,51 @@ def test_a_swap_of_which_nothing_is_known_says_so() -> None:
         heads.verify()
         heads.swap(named(head, 2))
         assert ids(heads.read()) == [2]
+
+
+class Late(MemoryStore):
+    """Of some swaps nobody is told anything, and they are made later, where their condition holds then."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 16)
+        self.fails = ""
+        self.on_their_way: list[tuple[str, bytes | None, bytes]] = []
+
+    @override
+    def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
+        if self.fails == "unanswered":
+            self.on_their_way.append((path, expected, new))
+            raise SwapUnanswered("swap")
+        if self.fails == "refused":
+            raise StoreTransient("swap")
+        return super().compare_and_swap(path, expected, new)
+
+    def arrive(self) -> None:
+        for one in self.on_their_way:
+            super().compare_and_swap(*one)
+
+
+@pytest.mark.parametrize("later", [["unanswered"], ["unanswered", "refused"]])
+def test_a_swap_that_may_come_yet_is_not_taken_for_one_that_did_nothing(later: list[str]) -> None:
+    """Who took it for that would remove what HEAD is about to name."""
+    store = Late()
+    heads = HeadStore(store)
+    head = heads.claim("j1", 1)
+    for id, store.fails in enumerate(later, 1):
+        with pytest.raises(HeadOutcomeUnknown, match="may or may not"):
+            heads.swap(named(head, id))
+    heads.verify()
+    store.arrive()
+    assert ids(heads.read()) == [1]
+    heads.verify()
+    store.fails = ""
+    heads.swap(named(head, 7))
+    store.arrive()
+    assert ids(heads.read()) == [7]
+    store.fails = "refused"
+    with pytest.raises(StoreTransient) as caught:
+        heads.swap(named(head, 8))
+    assert not isinstance(caught.value, HeadOutcomeUnknown), "what could come cannot any more"
 
 
 def test_a_full_store_changes_nothing() -> None:
