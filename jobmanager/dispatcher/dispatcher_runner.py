@@ -392,20 +392,23 @@ class DispatcherRunner:
             StoreTransient: that it is cancelled cannot be stored, and it cannot be read either.
         """
         job = self.jobs.find(job_id)
-        note = partial(self._store.note_cancellation, job.record.job_id)
-        if job.unreadable is not None:
+        job_id, is_noted = job.record.job_id, True
+        if job.runner is None and job.unreadable is None:
+            return
+        try:
+            note = partial(self._store.note_cancellation, job_id)
             await self._records.run("note the cancellation", note)
-            job.unreadable.again.set()
-        elif job.runner is not None:
-            is_noted = True
-            try:
-                await self._records.run("note the cancellation", note)
-            except StoreTransient as error:
-                # It is cancelled all the same; only a JobManager that dies now would run it again.
-                self._log.warning("job.cancellation_not_stored", reason=str(error))
-                is_noted = False
-            if job.runner is not None:
-                job.runner.post(job_events.CancelRequested(is_noted))
+        except StoreTransient as error:
+            if job.unreadable is not None:
+                raise
+            # It is cancelled all the same; only a JobManager that dies now would run it again.
+            self._log.warning("job.cancellation_not_stored", reason=str(error))
+            is_noted = False
+        now = self.jobs.get(job_id)  # it may have been gone on with meanwhile
+        if now is not None and now.runner is not None:
+            now.runner.post(job_events.CancelRequested(is_noted))
+        elif now is not None and now.unreadable is not None:
+            now.unreadable.again.set()
 
     def fail(self, job_id: str, error: StreamError) -> None:
         """Fails a job for a reason that lies outside of its tasks."""

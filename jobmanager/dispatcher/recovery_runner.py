@@ -217,6 +217,9 @@ class RecoveryRunner:
                 self._jobs.count()
                 await self._free_found(job_id)
                 return
-            for one in await self._with_artifacts([stored]):
+            found = await self._with_artifacts([stored])
+            if unreadable.again.is_set():
+                continue  # something has been noted since
+            for one in found:
                 self._recover(one)
             self._jobs.count()

@@ -23,6 +23,7 @@ from typing import Final
 from common.pb import job_record_pb2
 from jobmanager.stores.leader_store import LeaderStore
 from jobmanager.stores.stored_job import (
+    GRAPH_PREFIX,
     StoredJob,
     decode_graph,
     decode_record,
@@ -151,14 +152,26 @@ class JobStore:
             content = self._store.get(name)
             graph = decode_graph(content, record.graph_digest, f"{self._uri}/{name}")
         except _NoRecordError:
-            # Who was storing it has not acknowledged it, and is refused by LEADER now.
-            self._delete_files(job_id)
-            return None
+            return self._remove_unacknowledged(job_id)
         except NewerLeader:
             raise
         except StreamError as error:
             return _unreadable(job_id, error)
         return StoredJob(job_id, graph, record)
+
+    def _remove_unacknowledged(self, job_id: str) -> StoredJob | None:
+        """Who was storing it has not acknowledged it, and is refused by LEADER now. What else lies there is somebody's."""
+        try:
+            self._leader.verify()
+            if self._store.sizes([f"{job_id}/{RECORD_NAME}"]):
+                raise StoreTransient(f"the record of job {job_id} was away for a moment")
+            graphs = [one.path for one in self._store.list(f"{job_id}/{GRAPH_PREFIX}")]
+            delete_all(self._store, [path for path in graphs if path.count("/") == 1])
+        except NewerLeader:
+            raise
+        except StreamError as error:
+            return _unreadable(job_id, error)
+        return None
 
     def remove(self, job_id: str) -> None:
         """Nobody asks for the job any more. May be repeated.

@@ -15,6 +15,7 @@ from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 
 FORMAT: Final = FrameFormat("a job's record", b"PSTKJOBR", 1)
 
+GRAPH_PREFIX: Final = "graph-"
 _DIGITS_OF_NAME: Final = 16
 
 
@@ -72,7 +73,7 @@ def digest_of(graph: bytes) -> str:
 
 def graph_name(digest: str) -> str:
     """The name of a graph's object: two that differ never overwrite each other."""
-    return f"graph-{digest[:_DIGITS_OF_NAME]}"
+    return f"{GRAPH_PREFIX}{digest[:_DIGITS_OF_NAME]}"
 
 
 def decode_graph(content: bytes, digest: str, path: str) -> graph_pb2.JobGraph:

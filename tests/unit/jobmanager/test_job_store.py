@@ -168,6 +168,42 @@ def test_a_graph_without_a_record_was_never_acknowledged() -> None:
     assert jobs.list("") == []
 
 
+class Flapping(MemoryStore):
+    """Its file system is not mounted while a call is made, and is again when the next one is."""
+
+    def __init__(self) -> None:
+        super().__init__(1 << 20)
+        self.away = ""
+
+    @override
+    def get(self, path: str) -> bytes:
+        if self.away and path.endswith(self.away):
+            self.away = ""
+            raise StoreNotFound(f"{path} does not exist")
+        return super().get(path)
+
+
+def test_a_job_is_not_removed_since_its_storage_was_away_for_a_moment() -> None:
+    kept, jobs = MemoryStore(1 << 20), Flapping()
+    lead(kept, jobs).save(JOB, GRAPH, 1)
+    later = lead(kept, jobs)
+    jobs.away = "record"
+    [unread] = later.stored()
+    assert not jobs.away
+    assert "away" in unread.problem
+    read = later.read(JOB)
+    assert read is not None
+    assert (read.graph, read.problem) == (GRAPH, "")
+
+
+def test_what_is_no_job_is_left_alone() -> None:
+    kept, jobs = two()
+    for path in ("lost+found/file", f"{JOB}.bak/graph-0/notes"):
+        jobs.put(path, [b"somebody's"])
+    assert lead(kept, jobs).stored() == []
+    assert len(jobs.list("")) == 2
+
+
 def test_a_leader_that_was_lost_does_not_lead_behind_its_own_records() -> None:
     kept, jobs = two()
     for _ in range(5):

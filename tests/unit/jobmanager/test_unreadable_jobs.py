@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +299,62 @@ def test_what_runs_of_a_job_that_has_ended_before_it_could_be_read_ends(
                 while (await cluster.client.ListJobs(client_pb2.ListJobsRequest())).jobs:  # noqa: ASYNC110 - over gRPC
                     await asyncio.sleep(0.01)
             await taskmanager.all_freed.wait()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_noted_first", [True, False])
+def test_a_job_that_is_cancelled_as_it_can_be_read_again_does_not_run_on(
+    cluster_of: Any,
+    make_graph: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_noted_first: bool,
+) -> None:
+    """Who goes on with it has read what was noted of it a moment before; or whoever cancels it is told so a moment late."""
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            await run_until_checkpoint(cluster, make_graph())
+        damaged = next((tmp_path / "jobmanager" / "jobs" / JOB).glob("graph-*"))
+        away = hide(damaged)
+        damaged.write_bytes(b"junk")
+        async with cluster_of(settings(tmp_path)) as cluster:
+            Checkpointed(await cluster.add("tm2"))
+            await told(cluster, "RESTARTING", "yet")
+            store = cluster.jobmanager.dispatcher._store
+            read, note = store.read, store.note_cancellation
+            has_come, goes_on = threading.Event(), threading.Event()
+
+            def wait() -> None:
+                has_come.set()
+                assert goes_on.wait(DEADLINE_S)
+
+            def read_and_wait(job_id: str) -> Any:
+                if not (found := read(job_id)).problem:
+                    wait()
+                return found
+
+            def wait_and_note(job_id: str) -> None:
+                wait()
+                note(job_id)
+
+            cancel = client_pb2.CancelJobRequest(job_id=JOB)
+            if is_noted_first:
+                monkeypatch.setattr(store, "read", read_and_wait)
+                away.replace(damaged)
+                await asyncio.to_thread(has_come.wait, DEADLINE_S)
+                await cluster.client.CancelJob(cancel)
+                goes_on.set()
+            else:
+                monkeypatch.setattr(store, "note_cancellation", wait_and_note)
+                cancelling = asyncio.ensure_future(cluster.client.CancelJob(cancel))
+                await asyncio.to_thread(has_come.wait, DEADLINE_S)
+                away.replace(damaged)
+                await cluster.wait_for(JOB, "RUNNING")
+                goes_on.set()
+                await cancelling
+            await cluster.wait_for(JOB, "CANCELED")
 
     run(scenario)
 
