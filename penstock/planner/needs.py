@@ -1,7 +1,8 @@
 """Which columns are needed where: decided backwards, from the sinks to the sources.
 
 Invariant: whatever an operator or an exchange looks at is in the need of the output it reads from;
-a need is never empty, since a batch without columns has no rows.
+a need is never empty, since a batch without columns has no rows. Where the user has said what becomes of bad records,
+what tells them is computed, whoever reads it: which rows there are does not depend on the columns that are read of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import assert_never
 import pyarrow as pa
 
 from penstock.aggregates.aggregates import Aggregate
+from penstock.graph.column_checks import column_name
 from penstock.graph.logical import (
     ApplyWindowFunction,
     AssignEventTime,
@@ -36,8 +38,11 @@ from penstock.graph.logical import (
 from penstock.graph.operator_checks import ERROR_COLUMN
 from penstock.graph.window_spec import is_event_time
 from penstock.pb import graph_pb2
+from penstock.rows.schema import schema_from_bytes
 
 KEY_COLUMN = "key"
+_PARSED = ("csv", "json")
+"""Formats of files whose values may be malformed, one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,7 @@ def find_needs(nodes: Sequence[Node]) -> Needs:
     """
     needs: Needs = {}
     for node in reversed(nodes):
-        main = needs.get((node.index, ""), Need())
+        main = needs.get((node.index, ""), Need()) | Need(_told_bad_by(node))
         needs[node.index, ""] = _not_empty(main, node.schema)
         for position, source in enumerate(node.inputs):
             known = needs.get((source.node.index, source.tag), Need())
@@ -143,6 +148,28 @@ def _operation_need(node: Node, position: int, output: Need) -> Need:
             return output
         case _:
             assert_never(node.operation)
+
+
+def _told_bad_by(node: Node) -> frozenset[str]:
+    """The columns whose values tell bad records that are not to fail the job."""
+    if node.properties.on_error.action == graph_pb2.ERROR_ACTION_FAIL:
+        return frozenset()
+    match node.operation:
+        case Project(columns=columns):
+            return frozenset(name for name, made in columns if column_name(made) is None)
+        case ReadSource(spec=spec):
+            return _checked_by(spec) & frozenset(node.schema.names)
+        case _:
+            return frozenset()
+
+
+def _checked_by(source: graph_pb2.SourceSpec) -> frozenset[str]:
+    """The columns of which a value makes a bad record: it does not parse, or is null and never may be."""
+    if not source.HasField("files"):
+        return frozenset(source.generator.never_null)
+    is_parsed = source.files.format in _PARSED
+    fields = schema_from_bytes(source.files.schema)
+    return frozenset(field.name for field in fields if is_parsed or not field.nullable)
 
 
 def _row_function_reads(

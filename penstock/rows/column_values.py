@@ -311,23 +311,29 @@ def _plain(value: Any, kind: pa.DataType, field: pa.Field, index: int) -> Any:
         pairs = _pairs(value)
         if pairs is None:
             raise _mismatch(value, field, index)
-        return [
-            (_plain(k, kind.key_type, field, index), _plain(v, kind.item_type, field, index))
-            for k, v in pairs
-        ]
+        keys = _plain_items([k for k, _ in pairs], kind.key_field, field, index, value)
+        items = _plain_items([v for _, v in pairs], kind.item_field, field, index, value)
+        return list(zip(keys, items, strict=True))
     if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
         if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
             raise _mismatch(value, field, index)
-        if not pt.is_nested(kind.value_type):
-            values = list(value)
-            inner = pa.field(field.name, kind.value_type)
-            try:
-                _check_exact(values, inner)
-            except ValueMismatch:
-                raise _mismatch(value, field, index) from None
-            return values
-        return [_plain(item, kind.value_type, field, index) for item in value]
+        return _plain_items(list(value), kind.value_field, field, index, value)
     return value
+
+
+def _plain_items(
+    values: list[Any], item: pa.Field, field: pa.Field, index: int, whole: object
+) -> list[Any]:
+    """What stands in a list, or on one side of a map, in the same way."""
+    if not item.nullable and any(value is None for value in values):
+        raise _mismatch(whole, field, index)
+    if pt.is_nested(item.type):
+        return [_plain(value, item.type, field, index) for value in values]
+    try:
+        _check_exact(values, pa.field(field.name, item.type))
+    except ValueMismatch:
+        raise _mismatch(whole, field, index) from None
+    return values
 
 
 def _plain_struct(value: Any, kind: pa.DataType, field: pa.Field, index: int) -> dict[str, Any]:
@@ -345,6 +351,11 @@ def _plain_struct(value: Any, kind: pa.DataType, field: pa.Field, index: int) ->
     plain: dict[str, Any] = {}
     for inner in kind:
         item = record.get(inner.name)
+        if item is None and not inner.nullable:
+            raise ValueMismatch(
+                f"column {field.name!r} may not be null in {inner.name!r}: got {short_repr(value)}",
+                index,
+            )
         if item is not None and not pt.is_nested(inner.type):
             _check_exact([item], pa.field(f"{field.name}.{inner.name}", inner.type))
         plain[inner.name] = _plain(item, inner.type, field, index)

@@ -1,7 +1,7 @@
 """What a process function emits, on its way out: checked, and given event times.
 
 Each result knows the row (or timer) it was emitted for, so that it gets its event time, and goes the way
-of the operator's error policy with it where it does not fit the output schema.
+of the operator's error policy with it where it does not fit the output schema: with all that was emitted for it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from taskmanager.operators.bad_records import BadRecordPolicy
 from taskmanager.operators.process_collector import ProcessCollector
 from taskmanager.operators.row_results import row_at
 
+_Rows = tuple[pa.RecordBatch, BadRecordPolicy]
+"""What results were emitted for, and where those go of them that are bad."""
+_Built = tuple[pa.RecordBatch, list[int]]
+"""Results, and the row or timer of each."""
+
 
 class ProcessOutput:
     """Makes output batches of what one operator's function emits."""
@@ -35,12 +40,10 @@ class ProcessOutput:
         self._collector = collector
 
     def of_rows(self, batch: pa.RecordBatch, policy: BadRecordPolicy) -> Iterator[OperatorOutput]:
-        """What was emitted for rows of a batch since the last call."""
+        """What was emitted for rows of a batch since the last call: of a bad record nothing."""
         collector = self._collector
-        if collector.indexes:
-            yield from self._main(_times_of(batch), (batch, policy))
-        if collector.side_results:
-            yield from self._sides((batch, policy))
+        if collector.indexes or collector.side_results:
+            yield from self._emitted(_times_of(batch), (batch, policy))
         yield from policy.side_output(batch)
 
     def of_timers(self, times: pa.Array) -> Iterator[OperatorOutput]:
@@ -50,29 +53,34 @@ class ProcessOutput:
             times: of the timers, by index.
         """
         collector = self._collector
-        if collector.indexes:
-            yield from self._main(times, None)
-        if collector.side_results:
-            yield from self._sides(None)
+        if collector.indexes or collector.side_results:
+            yield from self._emitted(times, None)
 
-    def _main(
-        self, times: pa.Array | None, rows: tuple[pa.RecordBatch, BadRecordPolicy] | None
-    ) -> Iterator[OperatorOutput]:
+    def _emitted(self, times: pa.Array | None, rows: _Rows | None) -> Iterator[OperatorOutput]:
+        bad: set[int] = set()
+        main = self._main(rows, bad)
+        sides = self._sides(rows, bad)
+        built, kept = _without(*main, bad)
+        if kept:
+            if self._time_position >= 0:
+                assert times is not None, "a stream with event time has it in its input"
+                arrays = list(built.columns)
+                arrays.insert(self._time_position, times.take(pa.array(kept, pa.int64())))
+                built = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+            yield built
+        for tag, side in sides:
+            built, kept = _without(*side, bad)
+            if kept:
+                yield SideOutput(tag, built)
+
+    def _main(self, rows: _Rows | None, bad: set[int]) -> _Built:
         collector, built = self._collector, None
-        kept = collector.take_indexes()
+        indexes = collector.take_indexes()
         if collector.flat:
             built = self._of_columns()
-        if built is None:
-            results = collector.take_results()
-            built, kept = self._checked(results, kept, self._built_schema, rows)
-        if not kept:
-            return
-        if self._time_position >= 0:
-            assert times is not None, "a stream with event time has it in its input"
-            arrays = list(built.columns)
-            arrays.insert(self._time_position, times.take(pa.array(kept, pa.int64())))
-            built = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        yield built
+        if built is not None:
+            return built, indexes
+        return self._checked(collector.take_results(), indexes, self._built_schema, rows, bad)
 
     def _of_columns(self) -> pa.RecordBatch | None:
         """The flat results as columns, None where one does not fit: then they are results as others are."""
@@ -85,24 +93,25 @@ class ProcessOutput:
             collector.flat = flat
             return None
 
-    def _sides(self, rows: tuple[pa.RecordBatch, BadRecordPolicy] | None) -> Iterator[SideOutput]:
+    def _sides(self, rows: _Rows | None, bad: set[int]) -> list[tuple[str, _Built]]:
         collector = self._collector
         emitted, collector.side_results = collector.side_results, []
+        sides = []
         for tag in dict.fromkeys(tag for tag, _, _ in emitted):
             results = [row for to, row, _ in emitted if to == tag]
             indexes = [index for to, _, index in emitted if to == tag]
-            built, kept = self._checked(results, indexes, self._side_schema, rows)
-            if kept:
-                yield SideOutput(tag, built)
+            sides.append((tag, self._checked(results, indexes, self._side_schema, rows, bad)))
+        return sides
 
     def _checked(
         self,
         results: list[Any],
         indexes: list[int],
         schema: pa.Schema,
-        rows: tuple[pa.RecordBatch, BadRecordPolicy] | None,
-    ) -> tuple[pa.RecordBatch, list[int]]:
-        """The results as columns, and their indexes; those that do not fit are left to the policy."""
+        rows: _Rows | None,
+        bad: set[int],
+    ) -> _Built:
+        """The results as columns, and their indexes; rows with one that does not fit become bad, left to the policy."""
         try:
             return _built(results, schema), indexes
         except RowMismatch as e:
@@ -111,17 +120,20 @@ class ProcessOutput:
         batch, policy = rows
         good = []
         for position, (result, index) in enumerate(zip(results, indexes, strict=True)):
+            if index in bad:
+                continue
             try:
                 _built([result], schema)
                 good.append(position)
             except RowMismatch as e:
                 policy.handle(index, lambda e=e, i=index: self._mismatch(e, (batch, policy), i))  # type: ignore[misc]
+                bad.add(index)
         return _built([results[p] for p in good], schema), [indexes[p] for p in good]
 
     def _mismatch(
         self,
         error: RowMismatch,
-        rows: tuple[pa.RecordBatch, BadRecordPolicy] | None,
+        rows: _Rows | None,
         index: int,
     ) -> TaskFailure:
         shown = error.row if rows is None else short_repr(row_at(rows[0], index), ROW_BYTES)
@@ -136,6 +148,14 @@ def _built(results: list[Any], schema: pa.Schema) -> pa.RecordBatch:
     builder = RowBuilder(schema)
     builder.extend(results)
     return builder.build()
+
+
+def _without(built: pa.RecordBatch, indexes: list[int], bad: set[int]) -> _Built:
+    """The results but for those of bad records."""
+    if bad.isdisjoint(indexes):
+        return built, indexes
+    good = [position for position, index in enumerate(indexes) if index not in bad]
+    return built.take(pa.array(good, pa.int64())), [indexes[position] for position in good]
 
 
 def _times_of(batch: pa.RecordBatch) -> pa.Array | None:

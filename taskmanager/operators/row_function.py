@@ -121,6 +121,7 @@ class RowFunctionOperator(Operator):
         results: list[Any] = []
         indexes: list[int] = []
         steps = 0
+        self._results.last_bad = -1
         time_slice.begin()
         for index in range(batch.num_rows):
             iterator: Iterator[Any] | None = None
@@ -141,6 +142,7 @@ class RowFunctionOperator(Operator):
                 if is_over or len(results) >= self._batch_rows:
                     yield from self._results.emit(batch, results, indexes)
                     results, indexes, first = [], [], 0
+                    is_done = is_done or self._results.last_bad == index
                 if is_over:
                     yield PAUSE
                     time_slice.begin()

@@ -24,7 +24,10 @@ class RowResults:
 
     Args:
         spec: the operator, of kind map, flat_map or key.
-        policy: where results go that do not fit the output schema.
+        policy: where rows go of whose results one does not fit the output schema, the others with it.
+
+    Attributes:
+        last_bad: the last such row of a batch, -1 = none.
     """
 
     def __init__(self, spec: graph_pb2.Operator, policy: BadRecordPolicy) -> None:
@@ -32,6 +35,7 @@ class RowResults:
         self._function = spec.row_function.function.display_name
         self._schema = schema_from_bytes(spec.output_schema)
         self._policy = policy
+        self.last_bad = -1
         self._key: pa.Field | None = None
         if spec.row_function.kind == graph_pb2.ROW_FUNCTION_KIND_KEY:
             self._key = self._schema.field(KEY_COLUMN)
@@ -57,19 +61,25 @@ class RowResults:
     def _checked(
         self, batch: pa.RecordBatch, results: list[Any], indexes: Sequence[int]
     ) -> tuple[pa.RecordBatch, Sequence[int]]:
-        """The results as columns, and their rows; those that do not fit are left to the policy."""
+        """The results as columns, and their rows; rows with one that does not fit are left to the policy."""
         try:
             return self._build(results), indexes
         except RowMismatch as e:
             if e.index < 0:
                 raise self._mismatch(batch, indexes[0], e) from e
-        good = []
+        fitting = []
+        bad: set[int] = set()
         for position, (result, index) in enumerate(zip(results, indexes, strict=True)):
+            if index in bad:
+                continue
             try:
                 self._build([result])
-                good.append(position)
+                fitting.append(position)
             except RowMismatch as e:
                 self._policy.handle(index, lambda e=e, i=index: self._mismatch(batch, i, e))  # type: ignore[misc]
+                bad.add(index)
+                self.last_bad = index
+        good = [position for position in fitting if indexes[position] not in bad]
         return self._build([results[p] for p in good]), [indexes[p] for p in good]
 
     def _build(self, results: list[Any]) -> pa.RecordBatch:

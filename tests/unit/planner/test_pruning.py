@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -19,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+import penstock.testing as pt
 from penstock import col
 from penstock.expressions import Expr
 from penstock.graph.job_graph import validate
@@ -334,3 +336,35 @@ def test_counting_rows_keeps_one_narrow_column() -> None:
     rows.select("text", "flag", k=ps.lit(1)).select(one=ps.lit(1)).print()
     graph = env.plan().graph
     validate(graph)
+
+
+def test_which_records_are_bad_does_not_depend_on_the_columns_that_are_read() -> None:
+    def counted(stream: ps.Stream) -> ps.Stream:
+        parsed = stream.with_columns(t=col("at").cast("timestamp[ms]")).on_error("skip")
+        return parsed.key_by("u").aggregate(n=ps.count())
+
+    with pt.harness(counted, schema={"u": str, "at": str}, event_time=False) as h:
+        h.push_many([{"u": "a", "at": "2024-05-01"}, {"u": "a", "at": "no time"}])
+        assert h.take() == [{"u": "a", "n": 1}]
+        assert h.bad_rows == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "on_error", "read"),
+    [
+        ("read_csv", "skip", ["u", "at", "n"]),
+        ("read_json", "bad", ["u", "at", "n"]),
+        ("read_csv", "fail", ["u"]),
+        ("read_parquet", "skip", ["u", "n"]),
+    ],
+)
+def test_sources_read_what_tells_bad_records(
+    call: str, on_error: str, read: list[str], tmp_path: Path
+) -> None:
+    env = ps.Environment()
+    never_null = pa.field("n", pa.int64(), nullable=False)
+    schema = pa.schema([("u", pa.string()), ("at", pa.timestamp("ms")), never_null])
+    source = getattr(env, call)(str(tmp_path), schema=schema)
+    source.on_error(on_error).select("u").discard()
+    operator = env.plan().graph.vertices[0].operators[0]
+    assert list(operator.source.files.columns) == read

@@ -380,8 +380,21 @@ def test_a_bad_row_of_flat_map_leaves_no_half() -> None:
         if row.s == "two":
             raise ValueError("half")
 
-    main, side = run(row_operator("flat_map", half, OUTPUT, "side"))
-    assert [r[EVENT_TIME] for r in main] == [10, 30, 40]
+    def misfits(row: Any) -> list[Any]:
+        return [(1,), ("x" if row.s == "two" else 1,), (None if row.s == "two" else 1,), (1,)]
+
+    for function, copies in ((half, 1), (misfits, 4)):
+        main, side = run(row_operator("flat_map", function, OUTPUT, "side"))
+        assert [r[EVENT_TIME] for r in main] == [t for t in (10, 30, 40) for _ in range(copies)]
+        assert [r["x"] for r in side] == [2]
+
+
+def test_a_bad_row_of_flat_map_is_one_bad_record_over_several_batches() -> None:
+    def misfits(row: Any) -> Iterator[Any]:
+        yield from [("x",) if row.s == "two" and i % 2 else (1,) for i in range(8)]
+
+    main, side = run(row_operator("flat_map", misfits, OUTPUT, "side", place=context(batch_rows=3)))
+    assert [r[EVENT_TIME] for r in main if r[EVENT_TIME] != 20] == [10] * 8 + [30] * 8 + [40] * 8
     assert [r["x"] for r in side] == [2]
 
 

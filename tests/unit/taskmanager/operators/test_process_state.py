@@ -426,16 +426,29 @@ def test_bad_rows_go_the_way_of_the_policy_and_leave_no_output() -> None:
             self.out = out
             super().process(row, ctx, out)
 
-    steps = [lambda s: "ok", emits_then_raises, lambda s: s.out.emit(user="x", text="t")]
+    def emits_what_does_not_fit(s: Any) -> Any:
+        s.out.side("aside", {"user": 0, "n": 0})
+        s.out.emit(user="x", text="t")
+        s.out.emit(user="y", text="t")
+
+    def puts_aside_what_does_not_fit(s: Any) -> Any:
+        s.out.side("aside", {"user": "x", "n": 0})
+
+    steps = [
+        lambda s: "ok",
+        emits_then_raises,
+        emits_what_does_not_fit,
+        puts_aside_what_does_not_fit,
+    ]
     for policy in ("skip", "errors"):
         harness = run_process(Emitting(steps), on_error=policy)
-        harness.push(rows((1, 0, 10), (2, 1, 11), (3, 2, 12), (4, 0, 13)))
-        assert [r["user"] for r in harness.rows()] == [1, 3, 4]
-        assert harness.counters.bad_records == 2
+        harness.push(rows((1, 0, 10), (2, 1, 11), (3, 2, 12), (5, 3, 12), (4, 0, 13)))
+        assert [r["user"] for r in harness.rows()] == [1, 4]
+        assert harness.counters.bad_records == 3
         assert not harness.side("aside")
         if policy == "errors":
             found = harness.side("errors")
-            assert [row["n"] for row in found] == [1, 2]
+            assert [row["n"] for row in found] == [1, 2, 3]
             assert "raised ValueError: odd" in found[0]["error"]
             assert "does not fit" in found[1]["error"]
     harness = run_process(Emitting(steps))
