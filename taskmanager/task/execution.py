@@ -17,7 +17,7 @@ from common.clock import Clock, steady_ms
 from common.elements import CheckpointBarrier
 from common.outage_log import OutageLog
 from common.pb import internal_pb2
-from penstock.errors import StoreTransient, TaskFailure
+from penstock.errors import TaskFailure
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.pb.client_pb2 import (
     ATTEMPT_STATE_CANCELED,
@@ -36,7 +36,7 @@ from taskmanager.operators.source import SourceOperator
 from taskmanager.snapshot.subtask_snapshot import LastStates
 from taskmanager.task.attempt_failure import cause_of, missing_partition, readable
 from taskmanager.task.lifecycle import Lifecycle
-from taskmanager.task.restore_silence import RestoreSilence
+from taskmanager.task.restore_silence import RestoreSilence, end_process
 from taskmanager.task.subtask import Progress, Subtask
 from taskmanager.task.written_partitions import written_by
 from taskmanager.user_code.user_output import AttemptOutput
@@ -203,12 +203,8 @@ class Execution:
             self._silence = RestoreSilence(parts.restore_limit_ms, now_ms)
             parts.open_state(self, self._build)
         elif self._silence.look(parts.restored_bytes, now_ms):
-            # The thread that reads is left to itself: it ends with what it waits for, or with the process.
-            raise StoreTransient(
-                f"the state was not restored: after {parts.restored_bytes} bytes nothing was read for "
-                f"{parts.restore_limit_ms // 1000} s; the storage of the checkpoints does not answer, or the machine "
-                "is too busy"
-            )
+            self._post(end_process)  # behind what this attempt has to say of its own end
+            raise self._silence.error()
 
     def _build(self) -> None:
         self._subtask = self._parts.build(self)

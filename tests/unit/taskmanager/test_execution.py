@@ -7,7 +7,7 @@ import structlog
 
 from common.elements import CheckpointBarrier
 from common.pb import internal_pb2
-from penstock.errors import PartitionUnavailable, TaskFailure
+from penstock.errors import PartitionUnavailable, StoreTransient, TaskFailure
 from penstock.partition_id import PartitionId
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.checkpoint_properties import BehindBarrier, CheckpointProperties
@@ -248,7 +248,7 @@ def test_the_sizes_of_what_is_complete_are_told_with_the_end_of_the_data_and_of_
     assert slot.states == ["INITIALIZING", "RUNNING", "FINISHED"]
 
 
-def test_a_restore_that_reads_nothing_any_more_fails_and_is_not_waited_for():
+def test_a_restore_that_reads_nothing_any_more_fails_and_takes_its_process_with_it():
     opened = []
     slot = Slot()
     slot.parts.open_state = lambda execution, when_open: opened.append(when_open)
@@ -259,7 +259,8 @@ def test_a_restore_that_reads_nothing_any_more_fails_and_is_not_waited_for():
         slot.run()
     assert slot.states == ["INITIALIZING"]
     slot.loop.advance(1_000_000)
-    slot.run()
+    with pytest.raises(StoreTransient, match="has not come back"):  # its thread is needed
+        slot.run()
     failure = slot.reports[-1].task_event.state_changed.failure
     assert slot.states == ["INITIALIZING", "FAILED"]
     assert failure.error_class == "StoreTransient"
