@@ -162,17 +162,19 @@ class JsonArrayFormat(_JsonFormat):
     @override
     def parse(self, text: bytes, structure: Any = None) -> pa.RecordBatch:
         scan: ArrayScan = structure or scan_array(text)
-        filled = len(scan.commas) + 1
-        if not text[_last_start(scan) : scan.end if scan.end >= 0 else len(text)].strip():
-            filled -= 1
-        return self.parse_objects(elements_as_lines(text, scan), filled, scan.value_starts)
+        stop = scan.end if scan.end >= 0 else len(text)
+        starts, ends = scan.value_starts, np.append(scan.commas, stop)
+        if not text[starts[-1] : stop].strip():
+            ends = ends[:-1]  # behind a last comma, or in an array without elements
+        data = np.frombuffer(text, dtype=np.uint8)
+        # Each begins and ends an object: as many objects as elements are one in each.
+        for index in np.flatnonzero(data[np.maximum(ends - 1, 0)] != ord("}")):
+            if not text[starts[index] : ends[index]].rstrip().endswith(b"}"):
+                raise pa.ArrowInvalid("an element does not end with an object")
+        return self.parse_objects(elements_as_lines(text, scan), len(ends), starts)
 
     @override
     def rows(self, text: bytes) -> list[tuple[int, int]]:
         spans = scan_array(text).elements(len(text))
         start, end = spans[-1]
         return spans if text[start:end].strip() else spans[:-1]
-
-
-def _last_start(scan: ArrayScan) -> int:
-    return int(scan.commas[-1]) + 1 if len(scan.commas) else 0

@@ -139,6 +139,8 @@ class TextBlocks:
         self._place = Place(self._first, line, 0, checksum)
         self._salvage_until = 0
         self._bad: list[BadRow] = []
+        self._bad_until = 0
+        """Where the last of them ends in the block."""
         self._good: list[tuple[int, int]] = []
 
     @property
@@ -180,7 +182,7 @@ class TextBlocks:
         if batch is None:
             batch = self._salvage(data)
         parsed = self._parsed(data, block, batch, checksum, at_end=False, given=given)
-        self._bad = []
+        self._bad, self._bad_until = [], 0
         return replace(parsed, bad=())  # they were reported before the first of its rows went out
 
     def next(self) -> ParsedBlock | None:
@@ -206,7 +208,7 @@ class TextBlocks:
             batch = self._salvage(data[: block.length])
         checksum = zlib.crc32(memoryview(data)[: block.length], self._place.checksum)
         parsed = self._parsed(data, block, batch, checksum, at_end=at_end)
-        self._bad = []
+        self._bad, self._bad_until = [], 0
         return parsed
 
     def line_of(self, block: ParsedBlock, row: int) -> int | None:
@@ -280,7 +282,7 @@ class TextBlocks:
             offset, checksum = start.offset + len(data), zlib.crc32(tail, checksum)
             reason = "the file was still being written when it was found: its last row is not whole"
             self._bad.append((where, tail.decode(errors="replace"), reason))
-        elif self._format.must_close and at_end and not self._bad:
+        elif self._format.must_close and at_end and self._bad_until < block.length:
             self._bad.append(
                 (where, "", "the array is not closed: the file is cut off or malformed")
             )
@@ -325,8 +327,9 @@ class TextBlocks:
                 continue
             if len(spans) > 1:
                 middle = len(spans) // 2
-                pending.append((start + spans[middle][0], start + spans[-1][1]))
-                pending.append((start + spans[0][0], start + spans[middle - 1][1]))
+                # With what separates rows: the comma behind an element makes it one, also where it is blank.
+                pending.append((start + spans[middle][0], end))
+                pending.append((start, start + spans[middle][0]))
                 continue
             begin, stop = spans[0] if spans else (0, len(part))
             line_end = part.find(b"\n", begin) + 1
@@ -337,6 +340,7 @@ class TextBlocks:
         return table_to_batch(pa.Table.from_batches(good, schema=self._plan.output))
 
     def _add_bad(self, text: bytes, start: int, end: int, good_rows: int) -> None:
+        self._bad_until = end
         row = text[start:end].strip()
         start += len(text[start:end]) - len(text[start:end].lstrip())
         line = self._place.line + text.count(b"\n", 0, start)

@@ -11,13 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from penstock.connectors import file_source
 from penstock.errors import BadRecord, JobRejected, TaskFailure
 from taskmanager.connectors import text_blocks
 from tests.support.examples import examples
+from tests.support.source_harness import SourceHarness
 
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string())])
 
@@ -125,7 +126,10 @@ def test_json_elements_that_do_not_fit(skipping: Any, tmp_path: Path) -> None:
     text = '[{"a":1},\n{"a":"x"}, 3,, {"a":4}},\n{"a" 5},{"a":6}]'
     assert [row["a"] for row in skipping.rows(opened("json", tmp_path / "f.json", text))] == [1, 6]
     places = [where.rpartition("f.json:")[2] for where, _, _ in skipping.bad]
-    assert places == ["2 (element 1)", "2 (element 2)", "2 (element 3)", "3 (element 4)"]
+    # A blank one is malformed as well.
+    assert places == [
+        f"{line} (element {n})" for line, n in ((2, 1), (2, 2), (2, 3), (2, 4), (3, 5))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -199,6 +203,83 @@ def test_resuming_neither_loses_nor_repeats_rows_or_reports(
     assert sorted(
         int("".join(c for c in text.split(",")[0] if c.isdigit())) for _, text, _ in skipping.bad
     ) == sorted(bad)
+
+
+PIECES = {
+    "csv": [
+        *("1,x\n", '2,"a\nb"\n', '3,"c""d"\n', "4,x\r\n", '5,"a\r\nb"\r\n', ",\n", "\n", " \n"),
+        *(
+            '6,x"y\n',
+            '7,"z"w\n',
+            '"8",e\n',
+            '9,"\n',
+            '10,"""\n',
+            '11,"open\n',
+            '"\n',
+            '""\n',
+            '12, "s"\n',
+        ),
+        *("13\n", "14,a,b\n", "x,y\n", "15,\xff\n", "16,r\r17,s\n"),
+    ],
+    "lines": [
+        *('{"a":1,"b":"x"}\n', '{"a":2}\r\n', ' {"a":3} \n', '{"b":"\\""}\n', "\n", " \n", "\r\n"),
+        *(
+            '{"a":4}{"a":5}\n',
+            '{"a":6},\n',
+            '{"a":7,"a":7}\n',
+            '{"b":"x\n',
+            'y"}\n',
+            "}\n",
+            "{\n",
+            '"}\n',
+        ),
+        *("[4]\n", "null\n", '{"a":"x"}\n', '{"b":"\xff"}\n', '{"a":2,"b":\n'),
+    ],
+    "array": [
+        *(
+            '{"a":1,"b":"x"}',
+            '\n {"a":2}\n',
+            '{"a":\n3}',
+            '{"b":"\\""}',
+            '{"b":"]"}',
+            '{"b":"a,b"}',
+        ),
+        *("", " ", "\n", '{"a":4}{"a":5}', '{"a":6}\n{"a":7}', '{"a":8,"a":8}', '{"b":"x', 'y"}'),
+        *("}", "{", '"', "\\", "[4]", "null", '{"a":"x"}', '{"b":"\xff"}', '{"a":2,"b":', "]"),
+    ],
+}
+
+
+@st.composite
+def texts(draw: Any) -> tuple[str, str]:
+    """A format, and text in it most rows of which are malformed."""
+    format = draw(st.sampled_from(["csv", "lines", "array", "array"]))
+    pieces = draw(st.lists(st.sampled_from(PIECES[format]), min_size=1, max_size=7))
+    if format == "array":
+        end = draw(st.sampled_from(["]", "]\n", "] x", "", " ", ",]"]))
+        return "json", "[" + ",".join(pieces) + end
+    text = "".join(pieces)[: draw(st.sampled_from([None, -1]))]
+    return ("csv", "a,b\n" + text) if format == "csv" else ("json", '{"a":0}\n' + text)
+
+
+@examples(200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(written=texts(), sizes=st.sampled_from([(1 << 20, 16), (32, 16), (16, 8), (4, 2)]))
+@example(written=("json", '[{"a":4}{"a":5},,{"a":6}]'), sizes=(1 << 20, 16))
+@example(written=("json", '[{"a":1},\n,"}'), sizes=(4, 2))
+@example(written=("json", '[{"b":"y"},{"a":4}{"a":5}, '), sizes=(1 << 20, 16))
+def test_what_is_read_does_not_depend_on_where_blocks_are_cut(
+    tmp_path: Path, written: tuple[str, str], sizes: tuple[int, int]
+) -> None:
+    format, text = written
+    spec = opened(format, tmp_path / "f", text.encode("latin-1"))
+    found = []
+    for block, salvage in [(1 << 20, 64 << 10), sizes]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(text_blocks, "BLOCK_BYTES", block)
+            patch.setattr(text_blocks, "SALVAGE_BYTES", salvage)
+            harness = SourceHarness(skip_bad=True)
+            found.append((harness.rows(spec), harness.bad))
+    assert found[0] == found[1]
 
 
 def test_a_block_without_a_good_row_does_not_block(
