@@ -1,7 +1,8 @@
 """Rows as JSON text, a column at a time.
 
 Times are ISO 8601 in UTC where they have a zone, numbers that JSON does not know (NaN, infinity) are null,
-decimals are strings so that no digit is lost, bytes are base64. Nested values go through ``json.dumps``.
+decimals are strings so that no digit is lost, bytes are base64, durations numbers of their column's unit. Nested values go
+through ``json.dumps``.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _quoted(texts: pa.Array) -> pa.Array:
 
 
 def _python_values(array: pa.Array) -> list[Any]:
-    if "[ns" in str(array.type):
+    if "[ns" in str(array.type) or "duration[" in str(array.type):
         return [_exact(value) for value in array]
     if pa.types.is_nested(array.type):
         values: list[Any] = array.to_pylist(maps_as_pydicts="lossy")
@@ -108,7 +109,7 @@ def _python_values(array: pa.Array) -> list[Any]:
 def _exact(value: pa.Scalar) -> Any:
     """A Python value of one that may hold nanoseconds, which those of Python have not: they are text by then.
 
-    A duration is a number of microseconds as all within others are, with a fraction where it has one.
+    A duration is a number of its unit, which those of Python have not either.
     """
     if not value.is_valid:
         return None
@@ -120,11 +121,11 @@ def _exact(value: pa.Scalar) -> Any:
         return {name: _exact(item) for name, item in value.items()}
     if isinstance(value, pa.DictionaryScalar | pa.ExtensionScalar):
         return _exact(value.value)
+    if isinstance(value, pa.DurationScalar):
+        return value.value
     if getattr(value.type, "unit", "") != "ns":
         return value.as_py()
     micros, nanos = divmod(value.value, 1000)
-    if isinstance(value, pa.DurationScalar):
-        return value.value / 1000 if nanos else micros
     is_time = isinstance(value, pa.Time64Scalar)
     whole = pa.scalar(micros, pa.time64("us") if is_time else pa.timestamp("us")).as_py()
     text = whole.isoformat(timespec="microseconds") + f"{nanos:03}" if nanos else whole.isoformat()
@@ -151,8 +152,6 @@ def _plain(value: Any) -> Any:
         return value.astimezone(dt.UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, dt.date | dt.time):
         return value.isoformat()
-    if isinstance(value, dt.timedelta):
-        return value // dt.timedelta(microseconds=1)
     return str(value) if isinstance(value, Decimal | UUID) else value
 
 

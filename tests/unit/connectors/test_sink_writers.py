@@ -466,10 +466,25 @@ def test_nested_nanoseconds_are_written_as_they_are() -> None:
         {
             "t": ["2023-11-14T22:13:20Z", "2023-11-14T22:13:20.000000001Z", None],
             "m": {"2023-11-14T22:13:20.000001": "00:00:00.000001001"},
-            "d": [1.001, 2],
+            "d": [1001, 2000],
             "y": "YQ==",
         },
         None,
+    ]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_durations_are_numbers_of_their_unit_at_any_depth(unit: str) -> None:
+    kind = pa.duration(unit)
+    columns = {
+        "top": pa.array([5, None], kind),
+        "list": pa.array([[5, None], None], pa.list_(kind)),
+        "map": pa.array([[("k", {"d": 5})], []], pa.map_(pa.string(), pa.struct([("d", kind)]))),
+    }
+    lines = json_rows(pa.record_batch(columns)).decode().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"top": 5, "list": [5, None], "map": {"k": {"d": 5}}},
+        {"top": None, "list": None, "map": {}},
     ]
 
 
