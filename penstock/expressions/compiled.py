@@ -7,6 +7,7 @@ built once, so that a node costs a few microseconds per batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ Evaluate = Callable[[ReadColumns], Any]
 """Rows in, array of their length or scalar out."""
 
 _ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError, OverflowError)
+_TOO_MANY_DIGITS = re.compile(r"Decimal precision out of range \[1, (38|76)\]: (\d+)")
 # Functions of which the first argument is no value among values.
 _FIRST_STANDS_APART = frozenset({"if_else", "choose", "case_when", "list_element"})
 _COMPARED = frozenset({*COMPARISONS, *COMPARISONS.values()})
@@ -297,7 +299,7 @@ def _call_kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
     except ExpressionError:
         raise
     except _ARROW_ERRORS as e:
-        raise ExpressionError(f"cannot compute {call}: {e}") from e
+        raise ExpressionError(_type_error(call, arguments, e)) from e
 
 
 def _kernel(call: Call, arguments: Sequence[_Bound]) -> Apply:
@@ -400,4 +402,20 @@ def _type_error(expression: Expr, arguments: Sequence[_Bound], error: Exception)
     reason = str(error)
     if isinstance(error, pa.ArrowNotImplementedError):
         reason = "it does not work on these types"
+    elif beyond := _TOO_MANY_DIGITS.search(reason):
+        reason = _of_fewer_digits(int(beyond[1]), int(beyond[2]), [one.type for one in arguments])
     return f"cannot compute {expression}: {reason}; {described}"
+
+
+def _of_fewer_digits(limit: int, digits: int, types: Sequence[pa.DataType]) -> str:
+    """What is done about a decimal of more digits than its type has: no result is made shorter in silence.
+
+    >>> _of_fewer_digits(38, 41, [pa.decimal128(30, 10), pa.decimal128(10, 2)])
+    'its result has up to 41 digits, of 38 in decimal128: cast one of them to decimal256(30, 10), or both to fewer digits'
+    """
+    kind = "decimal128" if limit == 38 else "decimal256"
+    wider = ""
+    if limit < digits <= 76 and (decimals := [one for one in types if pt.is_decimal(one)]):
+        widest = max(decimals, key=lambda one: one.precision)
+        wider = f"one of them to decimal256({widest.precision}, {widest.scale}), or "
+    return f"its result has up to {digits} digits, of {limit} in {kind}: cast {wider}both to fewer digits"

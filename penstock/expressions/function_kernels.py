@@ -23,6 +23,12 @@ Kernel = Callable[..., Any]
 _EXTREMES = frozenset({"max_element_wise", "min_element_wise"})
 _LENGTHS = {"binary_slice": pc.binary_length, "utf8_slice_codeunits": pc.utf8_length}
 _CHECKED = {"shift_right": "shift_right_checked"}
+_PADDED = frozenset(
+    {f"{of}_{how}" for of in ("ascii", "utf8") for how in ("lpad", "rpad", "center")}
+    | {"utf8_zero_fill"}
+)
+_BYTES_MAX = (1 << 31) - 1
+"""Of the texts that one call makes: as many as a column of strings has room for. Arrow's own count of them wraps."""
 
 
 def function_kernel(
@@ -47,7 +53,36 @@ def function_kernel(
         return _of_whole_arrays(kernel)
     if name in _LENGTHS:
         return _slices(kernel, _LENGTHS[name], given or {})
+    if name in _PADDED:
+        return _padded(kernel, int((given or {}).get("width", 0)))
     return _MENDED[name](kernel) if name in _MENDED else kernel
+
+
+def _padded(kernel: Kernel, width: int) -> Kernel:
+    def apply(args: list[Any], *options: Any) -> Any:
+        _check_size(width * (1 if isinstance(args[0], pa.Scalar) else len(args[0])))
+        return kernel(args, *options)
+
+    return apply
+
+
+def _repeated(kernel: Kernel) -> Kernel:
+    def apply(args: list[Any], *options: Any) -> Any:
+        lengths, counts = (
+            pc.cast(arg, pa.float64(), safe=False) for arg in (pc.binary_length(args[0]), args[1])
+        )
+        sizes = pc.max_element_wise(pc.multiply(lengths, counts), 0.0)
+        _check_size(pc.sum(sizes).as_py() or 0)
+        return kernel(args, *options)
+
+    return apply
+
+
+def _check_size(size_bytes: float) -> None:
+    if size_bytes > _BYTES_MAX:
+        raise pa.ArrowInvalid(
+            f"the texts of one batch would take {size_bytes:.3g} bytes, and may take {_BYTES_MAX}"
+        )
 
 
 def _of_whole_arrays(kernel: Kernel) -> Kernel:
@@ -148,4 +183,5 @@ _MENDED: dict[str, Callable[[Kernel], Kernel]] = {
     ),
     "binary_join_element_wise": _with_rows_of_nothing,
     "binary_replace_slice": _of_whole_characters,
+    "binary_repeat": _repeated,
 }

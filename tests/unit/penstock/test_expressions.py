@@ -458,6 +458,43 @@ def test_types_that_do_not_go_together_are_errors_while_the_graph_is_built(
         expression.type(KINDS)
 
 
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv", "floordiv", "mod"])
+def test_a_decimal_of_more_digits_than_there_are_says_what_to_do(name: str) -> None:
+    kinds = pa.schema([("a", pa.decimal128(38, 10)), ("b", pa.decimal128(10, 2))])
+    compute = getattr(operator, name)
+    with pytest.raises(
+        ExpressionError, match=r"of 38 in decimal128: cast one of them to deci"
+    ) as told:
+        compute(col("a"), col("b")).type(kinds)
+    assert "precision out of range" not in str(told.value)
+    wider = compute(col("a").cast("decimal256(38, 10)"), col("b")).compile(kinds)
+    row = pa.record_batch(
+        [pa.array([Decimal(7)], kinds[0].type), pa.array([2], kinds[1].type)], kinds
+    )
+    assert wider(row)[0].as_py() == compute(Decimal(7), Decimal(2))
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        col("t").binary_repeat(2**62),
+        col("t").binary_repeat(col("n")),
+        col("t").utf8_lpad(width=2**62),
+        col("t").utf8_center(width=2**62),
+        col("t").utf8_zero_fill(width=2**62),
+        col("t").ascii_rpad(width=2**62),
+    ],
+    ids=str,
+)
+def test_texts_that_no_memory_holds_are_refused(expression: Expr, kind: pa.DataType) -> None:
+    """Arrow counts their bytes in 64 bits, which wraps: the process crashed."""
+    batch = pa.record_batch({"t": pa.array(["ab", "c", None], kind), "n": [1, 2**62, 2**62]})
+    with pytest.raises((ExpressionError, BadRow), match="texts of one batch would take"):
+        expression.compile(batch.schema)(batch)
+    assert values(col("t").binary_repeat(2), batch) == ["abab", "cc", None]
+
+
 def _message(*before: dict[str, Any], **last: Any) -> graph_pb2.Expression:
     return graph_pb2.Expression(nodes=[graph_pb2.Expression(**node) for node in (*before, last)])
 
