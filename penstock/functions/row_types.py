@@ -23,6 +23,7 @@ import pyarrow.types as pt
 from penstock.errors import JobRejected
 from penstock.functions.functions import has_open
 from penstock.functions.row_access import class_attribute, columns_used
+from penstock.functions.user_code import trial_copy
 from penstock.rows.column_values import ROW_BYTES, record_as_dict, short_repr
 from penstock.rows.rows import Row, RowBuilder, RowMismatch, rows_of, schema_of, unknown_column
 from penstock.rows.schema import EVENT_TIME, optional, user_batch
@@ -180,7 +181,7 @@ def _sampled_schema(
             f"the columns that {shown} returns are not known, and it is not tried on a sample since it "
             f"has open(): {advice}"
         )
-    results, failure = _tried(function, kind, sample_batch)
+    results, failure = _tried(trial_copy(function), kind, sample_batch)
     if failure is not None and not results:
         error, row = failure
         raise JobRejected(

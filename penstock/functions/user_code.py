@@ -2,8 +2,8 @@
 
 Functions travel as cloudpickle. What the script itself defines goes by value, and so does every module
 of the user's that is neither installed nor shipped (a notebook, a test); modules that are shipped
-(``penstock.client.code_shipping``) or installed go by reference. Nothing is unpickled here or in the
-JobManager: only slots do that. Code keeps the name of its file, so that tracebacks show its lines.
+(``penstock.client.code_shipping``) or installed go by reference. The JobManager unpickles nothing: slots do that, and
+here what a function is tried on, so that the job does not begin with what the trial left in it. Code keeps the name of its file, so that tracebacks show its lines.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from functools import cache, partial
 from operator import itemgetter
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 import cloudpickle
+from typing_extensions import override
 
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
@@ -87,6 +89,35 @@ def pickle_function(function: object, *, operator: str) -> graph_pb2.Function:
                 "things inside the function, or in open(), where they are needed"
             ) from error
     return graph_pb2.Function(pickled=pickled, display_name=name)
+
+
+def trial_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function to be called while the job is being built: it shares no variable with the one that will travel.
+
+    What cannot be pickled is returned as it is: the job is refused when it is planned.
+    """
+    try:
+        with _pickled_by_value(_unshipped_modules()):
+            copied: Callable[..., Any] = _Apart(io.BytesIO(_pickled(function))).load()
+    except Exception:  # noqa: BLE001 - pickling calls the user's code, which may raise anything
+        return function
+    return copied
+
+
+class _Apart(pickle.Unpickler):
+    """Makes classes of the script anew, which cloudpickle takes for those that are here, and sets their attributes."""
+
+    @override
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        found = super().find_class(module_name, global_name)
+        if global_name not in ("_make_skeleton_class", "_make_skeleton_enum"):
+            return found
+
+        def make(*arguments: Any) -> Any:
+            *of_class, _tracker_id, extra = arguments
+            return found(*of_class, None, extra)
+
+        return make
 
 
 def code_of_file(

@@ -15,6 +15,7 @@ from penstock.functions.row_types import (
     infer_output_schema,
     schema_from_annotations,
 )
+from penstock.functions.user_code import trial_copy
 from penstock.graph.column_checks import check_output_names
 from penstock.graph.logical import NodeInput, input_schema
 from penstock.streams.sampling import no_sample, sample
@@ -103,7 +104,7 @@ def batch_output_schema(
             f"{no_sample(found)}: give schema=pa.schema([...])"
         )
     try:
-        result = fn(found.rows)
+        result = trial_copy(fn)(found.rows)
     except Exception as error:
         raise JobRejected(
             f"map_batches: the function raised {type(error).__name__}: {error} for the sample that "

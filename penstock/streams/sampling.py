@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pyarrow as pa
 
 from penstock.expressions import evaluate_each
 from penstock.functions.functions import has_open
+from penstock.functions.user_code import trial_copy
 from penstock.graph.logical import (
     AssignEventTime,
     BatchFunction,
@@ -131,7 +132,10 @@ def _apply(
             keeps = predicate.compile(rows.schema)
             return _each(rows, schema, lambda batch: batch.filter(keeps(batch)))
         case BatchFunction(function=function):
-            return None if has_open(function) else _called(lambda: one_batch(function(rows)))
+            if has_open(function):
+                return None
+            copied = trial_copy(function)
+            return _called(lambda: one_batch(copied(rows)))
         case RowFunction():
             return None if has_open(operation.function) else _per_row(operation, rows, schema)
 
@@ -148,7 +152,7 @@ def _each(
 
 def _per_row(operation: RowFunction, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """What a row function makes of the rows that it does not raise for."""
-    function: Any = operation.function
+    function: Any = trial_copy(cast("Callable[..., Any]", operation.function))
     kind = operation.kind
 
     def of_row(index: int, row: object) -> pa.RecordBatch:

@@ -71,14 +71,13 @@ class CustomAggregate(GroupColumn):
             for from_group, to_group in zip(source.tolist(), target.tolist(), strict=True):
                 if from_group not in theirs:
                     continue
-                # A merge may change what it is given, and a slice is merged into several windows:
-                # the first argument is always an accumulator of the target's own.
+                # A merge may change what it is given, or make its parts those of the result, and a slice is merged
+                # into several windows: only what is forgotten behind it is given as it is.
                 if to_group not in accumulators:
                     accumulators[to_group] = function.create_accumulator()
-                merging = accumulators[to_group], theirs[from_group]
-                merged = _returned(function.merge(*merging), merging[0], "merge")
-                # The other part stays in use: it must not be shared with the merged one.
-                accumulators[to_group] = copy.deepcopy(merged) if merged is merging[1] else merged
+                held, added = accumulators[to_group], theirs[from_group]
+                merging = held, added if other is self else copy.deepcopy(added)
+                accumulators[to_group] = _returned(function.merge(*merging), held, "merge")
         except Exception as error:
             raise self._failure(error, "merge", merging) from error
 

@@ -6,9 +6,10 @@ Method: streams over rows that are here, files and generators, some rows of whic
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -163,3 +164,50 @@ class Opened(ps.MapFunction):
 def test_functions_that_must_be_opened_are_not_tried(numbers: Stream) -> None:
     with pytest.raises(JobRejected, match="give schema="):
         numbers.map(Opened(), schema={"m": int}).map(lambda r: {"k": r.m})
+
+
+SEEN: set[int] = set()
+
+
+def is_new(row: Any) -> bool:
+    before = len(SEEN)
+    SEEN.add(row.n)
+    return len(SEEN) > before
+
+
+class Numbered:
+    given: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def __call__(self, row: Any) -> Any:
+        self.last += 1
+        self.given.append(row.n)
+        return {"m": self.last}
+
+
+def test_what_functions_keep_is_as_it_was_when_they_are_tried(numbers: Stream) -> None:
+    batches: list[int] = []
+    numbered, call, given = Numbered(), Numbered.__call__, Numbered.given
+
+    def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
+        batches.append(batch.num_rows)
+        return batch
+
+    kept = numbers.filter(is_new).map_batches(counted).map(numbered)
+    assert kept.schema == pa.schema({"m": pa.int64()})
+    assert kept.key_by(lambda row: batches.append(0) or row.m).keys == ("key",)
+    assert (SEEN, batches, numbered.last, given) == (set(), [], 0, [])
+    assert (Numbered.__call__, Numbered.given) == (call, given)
+    assert Numbered.given is given
+
+
+def test_a_function_that_cannot_be_pickled_is_tried_as_it_is(numbers: Stream) -> None:
+    lock = threading.Lock()
+
+    def locked(row: Any) -> Any:
+        with lock:
+            return {"m": row.n}
+
+    assert numbers.map(locked).schema.names == ["m"]

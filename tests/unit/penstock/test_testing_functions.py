@@ -332,6 +332,36 @@ def test_window_functions_and_aggregates_fire_with_the_watermark() -> None:
         assert h.output == [{"user": "a", "result": 6}, {"user": "a", "result": 24}]
 
 
+class ByUser(ps.AggregateFunction):
+    def create_accumulator(self) -> dict[str, list[int]]:
+        return {}
+
+    def add(self, accumulator: dict[str, list[int]], value: Any) -> dict[str, list[int]]:
+        accumulator.setdefault(value.user, []).append(value.n)
+        return accumulator
+
+    def merge(self, a: dict[str, list[int]], b: dict[str, list[int]]) -> dict[str, list[int]]:
+        for user, numbers in b.items():
+            if user in a:
+                a[user] += numbers
+            else:
+                a[user] = numbers  # shared with b
+        return a
+
+    def result(self, accumulator: dict[str, list[int]]) -> str:
+        return repr(accumulator)
+
+
+def test_a_merge_may_take_over_parts_of_the_other_accumulator() -> None:
+    window = ps.sliding("3s", "1s")
+    with pt.harness(ByUser(), window=window, schema=USER) as h:
+        rows = [{"user": "a", "n": n} for n in (1, 2, 3)]
+        h.push_many(rows, event_times=[0, 1000, 2000])
+        h.end()
+        found = [eval(row["result"])["a"] for row in h.output]
+        assert found == [[1], [1, 2], [1, 2, 3], [2, 3], [3]]
+
+
 def test_late_rows_and_windows_of_processing_time() -> None:
     with pt.harness(
         lambda stream: (
