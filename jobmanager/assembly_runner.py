@@ -137,6 +137,7 @@ async def leading(
                 JobManagerInternalServicer(config, dispatcher, cluster, artifacts, results, leader),
             )
             await ports.server.start()
+            cluster.note_answering()
             try:
                 yield RunningJobManager(ports, traces.report, dispatcher, cluster)
             finally:

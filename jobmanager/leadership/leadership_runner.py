@@ -8,6 +8,7 @@ another's, the process ends at once and without a word to anybody: whatever it b
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Final, NoReturn
 
@@ -64,6 +65,8 @@ class LeadershipRunner:
         self.standby = StandbyRunner(address)
         self.is_leading = False
         self.numbers = LeadershipNumbers(ZookeeperState.CONNECTING)
+        self._ending = threading.RLock()
+        self._is_deposed = False
         self._elected = asyncio.Event()
         self._election = ZookeeperRunner(config, address, self._heard)
         self._log = structlog.get_logger(__name__)
@@ -89,17 +92,23 @@ class LeadershipRunner:
                 pass
 
     def _deposed(self, error: NewerLeader) -> None:
-        """Where LEADER is still this one's, somebody has led who is not known there: the next epoch is above his."""
-        self._store.when_deposed = lambda _: None
-        reason = str(error)
-        try:
-            self._store.verify()
-            self._store.take_over(error.epoch)
-        except NewerLeader as newer:  # which names who leads
-            reason = str(newer)
-        except StreamError:
-            pass
-        self._end(reason)
+        """Where LEADER is still this one's, somebody has led who is not known there: the next epoch is above his.
+
+        Other threads that hear of it meanwhile wait for the end, so that nobody is answered.
+        """
+        with self._ending:
+            if self._is_deposed:  # these are looks of its own
+                return
+            self._is_deposed = True
+            reason = str(error)
+            try:
+                self._store.verify()
+                self._store.take_over(error.epoch)
+            except NewerLeader as newer:  # which names who leads
+                reason = str(newer)
+            except StreamError:
+                pass
+            self._end(reason)
 
     async def lead(self) -> None:
         """Waits until this JobManager leads: it is elected, and has written LEADER."""

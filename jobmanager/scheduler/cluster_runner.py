@@ -79,8 +79,8 @@ class ClusterRunner:
         self._unconfirmed: dict[Slot, str] = {}
         self.sought = SoughtAttempts()
         self._registrations = asyncio.Event()
-        patience_ms = config.heartbeat_timeout_ms + config.heartbeat_interval_ms
-        self._settled_at_ms = self._now_ms() + patience_ms + _REGISTRATION_RETRY_MS
+        self._answers_since_ms: int | None = None
+        """When TaskManagers could register for the first time; None = they cannot yet."""
         self.partitions = HeldPartitionsRunner(self.client, self._start, lambda: self.settles_in_s)
         self.counts = SlotCounts()
         self.drained: dict[str, str] = {}
@@ -367,7 +367,14 @@ class ClusterRunner:
     @property
     def settles_in_s(self) -> float:
         """How long TaskManagers that are not there may still take to register; 0 or less = they are gone."""
-        return (self._settled_at_ms - self._now_ms()) / 1000
+        now_ms, config = self._now_ms(), self._config
+        patience_ms = config.heartbeat_timeout_ms + config.heartbeat_interval_ms
+        since_ms = now_ms if self._answers_since_ms is None else self._answers_since_ms
+        return (since_ms + patience_ms + _REGISTRATION_RETRY_MS - now_ms) / 1000
+
+    def note_answering(self) -> None:
+        """TaskManagers can register from now on."""
+        self._answers_since_ms = self._now_ms()
 
     def addresses(self, taskmanager_ids: Iterable[str]) -> dict[str, str]:
         """Where some TaskManagers are called, as far as they are registered."""
@@ -461,16 +468,10 @@ class ClusterRunner:
                 case s.GrantSlots():
                     inbox.post(job_events.SlotsGranted(effect.slots, effect.group))
                 case s.RefuseRequest():
+                    there = effect.needed, effect.total, effect.free, effect.taskmanagers
+                    waited_ms = self._wait_ms_by_job[effect.job_id]
                     inbox.post(
-                        job_events.SlotsRefused(
-                            effect.needed,
-                            effect.total,
-                            effect.free,
-                            effect.taskmanagers,
-                            self._wait_ms_by_job[effect.job_id],
-                            effect.group,
-                            effect.drained,
-                        )
+                        job_events.SlotsRefused(*there, waited_ms, effect.group, effect.drained)
                     )
         self._count()
         self._deadlines_changed.set()
@@ -490,10 +491,7 @@ class ClusterRunner:
                 inbox.post(job_events.FailureRequested(cause))
 
     def _count(self) -> None:
+        pool, known = self._pool, len(self._taskmanagers)
         self.counts = SlotCounts(
-            self._pool.total,
-            self._pool.free,
-            len(self._taskmanagers),
-            len(self._pool.waiting_jobs),
-            self._pool.dropped_events,
+            pool.total, pool.free, known, len(pool.waiting_jobs), pool.dropped_events
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,6 +37,7 @@ from penstock.errors import ConfigurationError, Fenced, NotLeader, StoreNotFound
 from penstock.pb import client_pb2, client_pb2_grpc
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.swapped_object import NewerLeader
+from tests.support.jobs import DEADLINE_S
 
 LEADER = LeaderNode("host:6123", 7, "abc-0000000003")
 
@@ -128,6 +130,41 @@ def test_who_meets_a_newer_leader_ends_and_the_next_epoch_is_above_it() -> None:
             store.verify()
 
     asyncio.run(scenario())
+
+
+def test_while_a_deposed_leader_ends_nobody_is_answered() -> None:
+    """Storage that is slow just then makes its end take long; what another thread would say is as wrong as the rest."""
+    ends, may_end = threading.Event(), threading.Event()
+
+    def end(reason: str) -> NoReturn:
+        ends.set()
+        may_end.wait(DEADLINE_S)
+        raise EndedError(reason)
+
+    kept = MemoryStore(1 << 20)
+    store = LeaderStore(kept, "kept")
+    config = Configuration.from_mapping({"high-availability.zookeeper.quorum": "127.0.0.1:1"})
+
+    async def made() -> None:
+        LeadershipRunner(config, "own:1", store, end, SystemClock())
+
+    asyncio.run(made())
+    store.take_over()
+    LeaderStore(kept, "kept").take_over()
+
+    def look() -> None:
+        with pytest.raises((EndedError, Fenced)):
+            store.verify()
+
+    first, other = threading.Thread(target=look), threading.Thread(target=look)
+    first.start()
+    assert ends.wait(DEADLINE_S)
+    other.start()
+    other.join(0.1)
+    assert other.is_alive()
+    may_end.set()
+    for thread in (first, other):
+        thread.join(DEADLINE_S)
 
 
 def test_a_storage_that_takes_no_leader_is_told_of_once_and_when_it_does(

@@ -7,7 +7,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ from common.pb import internal_pb2, job_record_pb2
 from jobmanager.checkpoint.checkpoint_deletions_runner import CheckpointDeletionsRunner
 from jobmanager.dispatcher import dispatcher_runner, ended_jobs_runner, recovery_runner
 from jobmanager.job import ended_checkpoints_runner
+from jobmanager.scheduler import cluster_runner
+from jobmanager.stores.drains_store import DrainsStore
+from penstock.config import Configuration
 from penstock.errors import StoreTransient
 from penstock.pb import client_pb2, graph_pb2
 from tests.support.job_records import JobRecords
@@ -32,6 +37,8 @@ from tests.unit.jobmanager.test_jobmanager_checkpoints import (
     take_checkpoint,
 )
 from tests.unit.jobmanager.test_operations_over_takeovers import Holding
+
+PATIENCE_S = 0.3
 
 
 @pytest.fixture(autouse=True)
@@ -273,6 +280,39 @@ def test_what_runs_of_a_job_that_cannot_be_read_yet_goes_on(
             details = await cluster.wait_for(JOB, "RUNNING")
             assert details.summary.restarts == 0
             assert fake.restored == taskmanager.freed == []
+
+    run(scenario)
+
+
+def test_what_runs_goes_on_however_long_the_storage_keeps_its_jobmanager_from_answering(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long TaskManagers may take to register counts from when they can."""
+    config = Configuration.from_mapping({})
+    others_ms = config.heartbeat_timeout_ms + config.heartbeat_interval_ms
+    timeout = {"heartbeat.timeout": f"{config.heartbeat_timeout_ms}ms"}
+    read = DrainsStore.read
+
+    def slow(store: DrainsStore) -> Any:
+        time.sleep(3 * PATIENCE_S)
+        return read(store)
+
+    async def scenario() -> None:
+        held = await left_running(cluster_of, make_graph(), tmp_path)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            address = f"127.0.0.1:{listening.getsockname()[1]}"
+            JobRecords(tmp_path).change(JOB, lambda one: one.taskmanagers.update(tm1=address))
+            monkeypatch.setattr(
+                cluster_runner, "_REGISTRATION_RETRY_MS", 1_000 * PATIENCE_S - others_ms
+            )
+            monkeypatch.setattr(DrainsStore, "read", slow)
+            async with cluster_of(settings(tmp_path) | timeout) as cluster:
+                taskmanager = await cluster.add("tm1", held_attempts=held)
+                fake = Holding(taskmanager)
+                taskmanager.allocated += {one.endpoint.slot_id for one in held}
+                details = await cluster.wait_for(JOB, "RUNNING")
+                assert details.summary.restarts == 0
+                assert fake.restored == []
 
     run(scenario)
 
