@@ -22,6 +22,7 @@ from pathlib import Path
 from typing_extensions import override
 
 from penstock.errors import InvariantViolation
+from taskmanager.network.name_resolver_runner import NameResolver, Target
 from taskmanager.network.socket_link_runner import LinkRunner, SocketLink
 from taskmanager.network.transport import Address, Link, LinkHandler, Post, Transport
 
@@ -66,10 +67,12 @@ class SocketTransport(Transport):
         if strangers_max is None:
             strangers_max = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _STRANGERS_SHARE
         self._loop = _Loop(greeting_timeout_s, strangers_max)
+        self._names: NameResolver | None = None
 
     @override
     def start(self, post: Post, accept: Callable[[Link], LinkHandler]) -> None:
         self._post = post
+        self._names = NameResolver(post)
         self._accept = accept
         self._thread = threading.Thread(target=self._run, name="network-io", daemon=True)
         self._thread.start()
@@ -90,7 +93,18 @@ class SocketTransport(Transport):
     def connect(self, address: Address, handler: LinkHandler, greeting: bytes) -> Link:
         link = SocketLink(self._loop, self._post_of_start())
         link.handler = handler
-        self._loop.submit(lambda: self._loop.connect(link, address, greeting))
+
+        def begin(target: Target) -> None:
+            self._loop.submit(lambda: self._loop.connect(link, address, target, greeting))
+
+        def fail(reason: str) -> None:
+            self._loop.submit(lambda: link.fail(f"{address} cannot be reached: {reason}"))
+
+        assert self._names is not None, "it was started"
+        if address.unix_path:
+            begin((socket.AF_UNIX, address.unix_path))
+        else:
+            self._names.resolve(address.tcp_host, address.tcp_port, begin, fail)
         return link
 
     @override
@@ -267,10 +281,12 @@ class _Loop(LinkRunner):
         self._strangers.pop(link, None)
         self._watch(link, selectors.EVENT_READ)
 
-    def connect(self, link: SocketLink, address: Address, greeting: bytes) -> None:
-        """Begins to connect."""
+    def connect(self, link: SocketLink, address: Address, to: Target, greeting: bytes) -> None:
+        """Begins to connect, unless it is not wanted any more."""
+        if link.is_gone:
+            return
+        family, target = to
         try:
-            family, target = _target_of(address)
             sock = socket.socket(family, socket.SOCK_STREAM)
             _prepare(sock)
             link.socket = sock
@@ -284,7 +300,7 @@ class _Loop(LinkRunner):
             # The listener's backlog is full.
             link.socket = None
             sock.close()
-            self._retries.append(lambda: self._connect_again(link, address, greeting))
+            self._retries.append(lambda: self.connect(link, address, to, greeting))
         elif code == errno.EINPROGRESS:
             self._selector.register(
                 sock, selectors.EVENT_WRITE, lambda: self._connected(link, address, greeting)
@@ -293,10 +309,6 @@ class _Loop(LinkRunner):
             link.fail(f"{address} cannot be reached: {os.strerror(code)}")
         else:
             link.connected(greeting)
-
-    def _connect_again(self, link: SocketLink, address: Address, greeting: bytes) -> None:
-        if not link.is_gone:
-            self.connect(link, address, greeting)
 
     def _connected(self, link: SocketLink, address: Address, greeting: bytes) -> None:
         sock = link.socket
@@ -365,14 +377,6 @@ def _prepare(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
-
-
-def _target_of(address: Address) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
-    if address.unix_path:
-        return socket.AF_UNIX, address.unix_path
-    found = socket.getaddrinfo(address.tcp_host, address.tcp_port, type=socket.SOCK_STREAM)
-    family, _, _, _, target = found[0]
-    return family, (str(target[0]), int(target[1]))
 
 
 def unix_listener(path: str) -> socket.socket:

@@ -221,6 +221,27 @@ def test_nobody_listens_there(slots: Any, directory: Path) -> None:
     assert all("cannot be reached" in str(error) for error in consumer.errors)
 
 
+def test_a_resolver_that_hangs_holds_up_nobody_else(
+    slots: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer, look_up, answered = slots("c"), socket.getaddrinfo, threading.Event()
+
+    def hangs(host: str, *args: Any, flags: int = 0, **options: Any) -> Any:
+        if host == "slow.invalid" and not flags & socket.AI_NUMERICHOST:
+            answered.wait(30)
+        return look_up(host, *args, flags=flags, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", hangs)
+    for name, host in (("s", "slow.invalid"), ("o", "other.invalid")):
+        endpoint = internal_pb2.DataEndpoint(slot_id=name, host_id="x", tcp_host=host, tcp_port=1)
+        consumer.gate(input_edge([(endpoint, A)]))
+    run_until([consumer], lambda: len(consumer.errors) == 1)
+    assert "other.invalid:1 cannot be reached" in str(consumer.errors[0])
+    answered.set()
+    run_until([consumer], lambda: len(consumer.errors) == 2)
+    assert "slow.invalid:1 cannot be reached" in str(consumer.errors[1])
+
+
 @pytest.mark.parametrize(
     "data",
     [
