@@ -286,19 +286,25 @@ class PieceChecksums:
     def __init__(self, submit: Submit, folded: int = 0) -> None:
         self._submit = submit
         self._folded = folded
-        self._pending: deque[Future[int]] = deque()
+        self._pending: deque[tuple[Callable[[], int], Future[int]]] = deque()
 
     def add(self, piece: Callable[[], int]) -> None:
         """The next piece is being read."""
-        self._pending.append(self._submit(piece))
-        while self._pending and (self._pending[0].done() or len(self._pending) > _PENDING_MAX):
-            self._folded = fold(self._folded, self._pending.popleft().result())
+        self._pending.append((piece, self._submit(piece)))
+        while self._pending and (self._pending[0][1].done() or len(self._pending) > _PENDING_MAX):
+            self._take()
 
     def value(self) -> int:
         """Of all pieces so far; waits for those that are under way."""
         while self._pending:
-            self._folded = fold(self._folded, self._pending.popleft().result())
+            self._take()
         return self._folded
+
+    def _take(self) -> None:
+        piece, future = self._pending.popleft()
+        # The I/O threads may be held by others, as by one who lists a directory: what has not begun there is done here.
+        found = piece() if future.cancel() else future.result()
+        self._folded = fold(self._folded, found)
 
 
 def this_host() -> str:

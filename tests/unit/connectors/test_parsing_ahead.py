@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from penstock.connectors import file_source
 from penstock.connectors.source import END
@@ -99,3 +100,23 @@ def test_a_file_is_closed_when_nobody_parses_it_any_more(
     if is_running:
         future.set_result(parse())
     assert len(closed) == 1
+
+
+def test_a_position_waits_for_no_thread_that_is_held_by_others(
+    harness: Any, threads: HeldThreads, tmp_path: Path
+) -> None:
+    path = tmp_path / "data.parquet"
+    parquet.write_table(pa.table({"a": range(ROWS)}, SCHEMA), path, row_group_size=10)
+    opened = harness.start(*file_source("parquet", path, schema=SCHEMA))
+    (split,) = harness.discover(opened)
+    _, position = harness.read_split(opened, split, stop_after=3, max_rows=10)
+
+    held = harness.start(*file_source("parquet", path, schema=SCHEMA))
+    held.start(replace(harness.context(), submit=threads.submit))
+    reader = held.open(split, None)
+    for _ in range(3):
+        reader.read(10)
+    assert reader.position() == position
+    threads.run()  # what was done meanwhile is not done again
+    assert reader.position() == position
+    reader.close()
