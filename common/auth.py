@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -82,8 +83,7 @@ class TokenServerInterceptor(grpc.aio.ServerInterceptor):
         return refusing(handler, Unauthenticated(_NO_TOKEN), self._tell)
 
     def _tell(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        peer = context.peer().removeprefix("unix-abstract:")  # as a relay of TLS has named it
-        self._refusals.tell("call.refused", peer, "its token is missing or wrong")
+        self._refusals.tell("call.refused", address_of(context.peer()), "its token is missing or wrong")
 
     def _is_authorized(self, details: grpc.HandlerCallDetails) -> bool:
         for key, value in details.invocation_metadata or ():
@@ -92,6 +92,16 @@ class TokenServerInterceptor(grpc.aio.ServerInterceptor):
                 scheme = AUTHORIZATION_SCHEME.encode()
                 return given.startswith(scheme) and self._keyring.accepts(given[len(scheme) :])
         return False
+
+
+def address_of(peer: str) -> str:
+    """Host and port of who calls, as gRPC names him, or a relay of TLS in front of it.
+
+    >>> address_of("ipv6:%5B::1%5D:35268"), address_of("ipv4:127.0.0.1:55430"), address_of("unix-abstract:10.0.0.1:7")
+    ('[::1]:35268', '127.0.0.1:55430', '10.0.0.1:7')
+    """
+    kind, _, address = peer.partition(":")
+    return unquote(address) if kind in ("ipv4", "ipv6", "unix-abstract") else peer
 
 
 _NO_TOKEN = (
