@@ -143,15 +143,24 @@ def file_schema(format: str, path: str, options: TextOptions) -> pa.Schema | Non
 def _sample(format: str, path: str, options: TextOptions) -> _Sample | None:
     """What one file shows; None where a text file has no rows."""
     try:
-        if format == "parquet":
-            return _Sample(_parquet_schema(path))
-        if format == "arrow":
-            return _Sample(_arrow_schema(path))
+        if format in ("parquet", "arrow"):
+            schema = _parquet_schema(path) if format == "parquet" else _arrow_schema(path)
+            return _Sample(_check_names(path, schema))
         return _csv_sample(path, options) if format == "csv" else _json_sample(path, options)
     except OSError as error:
         raise JobRejected(f"{path}: cannot be read: {os_reason(error)}") from error
     except (pa.ArrowException, NotTabularJsonError) as error:
         raise JobRejected(f"{path}: not a readable {format} file: {shorten(str(error))}") from error
+
+
+def _check_names(path: str, schema: pa.Schema) -> pa.Schema:
+    twice = next((name for name in schema.names if schema.names.count(name) > 1), None)
+    if twice is not None:
+        raise JobRejected(
+            f'{path}: has several columns "{twice}", and which one is meant cannot be told: write the file with names that '
+            "differ, or give the other columns as schema="
+        )
+    return schema
 
 
 def _parquet_schema(path: str) -> pa.Schema:

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 import penstock.aggregates.aggregates as aggregates
 from penstock.config import Configuration
+from penstock.connectors.inference import plain_type
 from penstock.connectors.memory import rows_to_table
 from penstock.connectors.sink import Sink
 from penstock.connectors.source import Source
@@ -180,7 +181,9 @@ def row_schema(schema: Any, argument: str) -> tuple[pa.Schema, pa.RecordBatch | 
             "{'user': str, 'n': int}, a dataclass, or a list of rows like those"
         )
     found = declared_schema(f"harness: {argument}", schema)
-    return check_schema("harness", found), None
+    # As sources give them out.
+    plain = pa.schema([field.with_type(plain_type(field.type)) for field in found], found.metadata)
+    return check_schema("harness", plain), None
 
 
 def build(

@@ -83,6 +83,19 @@ def test_columns(tmp_path: Path) -> None:
     rejected("is reserved", file_source, "parquet", path)
 
 
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_a_file_with_several_columns_of_a_name(tmp_path: Path, format: str) -> None:
+    path = tmp_path / "f"
+    table = pa.table([pa.array([1]), pa.array([2]), pa.array([3])], names=["a", "b", "a"])
+    if format == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    rejected(f'{path}: has several columns "a"', file_source, format, path)
+    file_source(format, path, schema=pa.schema([("b", pa.int64())]))
+
+
 def test_schemas_of_several_files(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("a,b\n1,x\n")
     (tmp_path / "2.csv").write_text("a,b\n1.5,2\n")

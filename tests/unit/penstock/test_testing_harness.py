@@ -347,3 +347,23 @@ def test_a_chain_reads_from_one_stream_at_least(chain: Any) -> None:
     with pt.harness(chain, schema=USER) as h:
         h.push({"user": "a", "n": 1})
         assert len(h.output) == 1
+
+
+def test_encoded_columns_are_plain_ones_as_those_of_sources_are() -> None:
+    words = pa.array(["x", "y"])
+    kinds = {"d": pa.dictionary(pa.int32(), pa.string()), "v": pa.string_view()}
+    table = pa.table({"d": words.dictionary_encode(), "v": words.cast(pa.string_view())})
+    seen: list[pa.Schema] = []
+
+    def note(batch: pa.RecordBatch) -> pa.RecordBatch:
+        seen.append(batch.schema)
+        return batch
+
+    plain = pa.schema({"d": pa.string(), "v": pa.string()})
+    harness = pt.harness(
+        lambda stream: stream.map_batches(note, schema=plain), schema=pa.schema(kinds)
+    )
+    harness.push_many(table)
+    harness.push({"d": "z", "v": "z"})
+    assert harness.take() == [{"d": word, "v": word} for word in ("x", "y", "z")]
+    assert all(schema.field(name).type == pa.string() for schema in seen for name in kinds)
