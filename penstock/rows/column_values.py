@@ -174,10 +174,11 @@ def row_text(batch: pa.RecordBatch, index: int) -> str:
 
 def shown_row(batch: pa.RecordBatch, index: int) -> dict[str, object]:
     """The values of one row as a person reads them, also those that Python does not have."""
-    return {name: _shown(batch[name][index]) for name in batch.schema.names}
+    return {name: shown_value(batch[name][index]) for name in batch.schema.names}
 
 
-def _shown(value: pa.Scalar) -> object:
+def shown_value(value: pa.Scalar) -> object:
+    """A value as a person reads it, also one that Python does not have."""
     if pt.is_timestamp(value.type):
         return pc.cast(value, pa.string()).as_py()
     try:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from penstock.state_tables.table_parts import Columns, WrittenAs
 from penstock.state_tables.value_columns import fitted
 from penstock.storage.codec import StateError
+from penstock.storage.run_columns import SEQUENCE
 
 _SEQUENCE = "sequence"
+_PLACES_MAX = 1 << 62
 
 
 class SequencedPart:
@@ -64,6 +69,10 @@ class SequencedPart:
             if self._is_list and not places.value_lengths().equals(column.value_lengths()):
                 raise StateError(f"{where} and {self._names[1]!r} have lists of other lengths")
         values = column.flatten() if self._is_list else column
+        if self._is_list and values.null_count:
+            raise StateError(
+                f"{where} has null among its items, which is not collected: leave it out of them"
+            )
         if places is None:  # what arrives is numbered from 0 on
             before = np.arange(len(values)) - len(values) if self._is_list else -1
             sequence = pa.array(np.full(len(values), before, np.int64))
@@ -77,6 +86,34 @@ class SequencedPart:
         return {
             self._field.name: _lists(column, items, self._field.type) if self._is_list else items
         }
+
+
+def arrived_by(schema: pa.Schema, columns: Sequence[pa.Array], where: str) -> int:
+    """How many rows an operator has had at least that has kept these: what comes next is numbered from there on.
+
+    Args:
+        schema: of the columns, which are stored ones.
+        where: the state, for messages.
+
+    Raises:
+        StateError: no row can come behind them.
+    """
+    last = -1
+    for field, column in zip(schema, columns, strict=True):
+        places = None
+        if SequencedPart.takes(field.type):
+            items = column.flatten() if pt.is_list(field.type) else column
+            places = pc.struct_field(items, _SEQUENCE)
+        elif field.name == SEQUENCE.name:
+            places = column
+        if places is not None:
+            largest = pc.max(places).as_py()
+            last = last if largest is None else max(last, largest)
+    if last > _PLACES_MAX:
+        raise StateError(
+            f"{where}: a row has the place {last} in the order of arrival: places end at 2^62"
+        )
+    return last + 1
 
 
 def _lists(like: pa.Array, items: pa.Array, kind: pa.DataType | None = None) -> pa.Array:

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from penstock.errors import JobRejected
 from penstock.pb import checkpoint_pb2
+from penstock.rows.column_values import shown_row
 from penstock.state_tables.state_view import StateView
 from penstock.storage.batch_parts import ANY_NUMBER, in_parts
 from penstock.storage.blobs import Blob
@@ -227,7 +228,7 @@ class KeyedSpool:
             return
         _, first = np.unique(codes, return_index=True)
         twice = int(np.setdiff1d(np.arange(len(codes)), first)[0])
-        row = {name: rows.column(name)[twice].as_py() for name in identity}
+        row = shown_row(rows.select(list(identity)), twice)
         names = dict(zip(_key_columns(identity), view.key_names, strict=False))
         told = ", ".join(f"{names.get(name, name)}={value!r}" for name, value in row.items())
         raise StateError(f"{self._where}, state {view.name!r}: {told} is there twice")

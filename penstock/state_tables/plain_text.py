@@ -12,14 +12,14 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgpack
 
 from penstock.errors import StoreCorrupt
-from penstock.storage.plain_codecs import EXTENSIONS, TUPLES, MsgpackCodec, as_msgpack
+from penstock.storage.plain_codecs import DEPTH_MAX, EXTENSIONS, TUPLES, MsgpackCodec, as_msgpack
 
 _CODEC: Final = MsgpackCodec()
 _TAG: Final = "$"
@@ -61,9 +61,11 @@ def from_text(text: str) -> bytes:
     Raises:
         ValueError: it is no such text; the message says why.
     """
-    packed = _packed(json.loads(text))
     try:
+        packed = _packed(json.loads(text, object_pairs_hook=_object))
         return _CODEC.to_stored(_CODEC.to_value(packed))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     except StoreCorrupt as error:
         raise ValueError(str(error.__cause__ or error)) from error
 
@@ -92,25 +94,39 @@ def _shown(value: Any) -> Any:
     return value
 
 
-def _packed(shown: Any) -> bytes:
+def _packed(shown: Any, depth: int = 0) -> bytes:
+    if depth > DEPTH_MAX:
+        raise ValueError(f"more than {DEPTH_MAX} values are nested within each other")
     packer = msgpack.Packer(use_bin_type=True, strict_types=True)
     try:
         if isinstance(shown, list) and shown and all(map(_is_tuple, shown)):
-            rows = packer.pack([_value(row[_TUPLE]) for row in shown])
+            rows = packer.pack([_value(row[_TUPLE], depth) for row in shown])
             return bytes(packer.pack(msgpack.ExtType(TUPLES, rows)))
-        return bytes(packer.pack(_value(shown)))
+        return bytes(packer.pack(_value(shown, depth)))
     except (OverflowError, UnicodeEncodeError, RecursionError) as error:
         raise ValueError(f"msgpack cannot hold it: {error}") from error
+
+
+def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return _once(fields, dict(fields))
+
+
+def _once(given: Sequence[Any], found: dict[Any, Any]) -> dict[Any, Any]:
+    if len(found) < len(given):
+        keys = [key for key, _ in given]
+        twice = next(key for place, key in enumerate(keys) if key in keys[:place])
+        raise ValueError(f"{twice!r} is there twice")
+    return found
 
 
 def _is_tuple(shown: Any) -> bool:
     return isinstance(shown, dict) and list(shown) == [_TUPLE] and isinstance(shown[_TUPLE], list)
 
 
-def _value(shown: Any) -> Any:
+def _value(shown: Any, depth: int) -> Any:
     """What msgpack packs."""
     if isinstance(shown, list):
-        return [_value(item) for item in shown]
+        return [_value(item, depth) for item in shown]
     if not isinstance(shown, dict):
         return shown
     tag = next(iter(shown), "") if len(shown) == 1 else ""
@@ -119,20 +135,21 @@ def _value(shown: Any) -> Any:
     if tag == _FLOAT:
         return float(shown[tag])
     if tag == _MAP:
-        return {_key(key): _value(item) for key, item in shown[tag]}
+        pairs = [(_key(key, depth), _value(item, depth)) for key, item in shown[tag]]
+        return _once(pairs, dict(pairs))
     if tag in _CODES:
-        return msgpack.ExtType(_CODES[tag], _packed(shown[tag]))
+        return msgpack.ExtType(_CODES[tag], _packed(shown[tag], depth + 1))
     unknown = next((key for key in shown if key.startswith(_TAG)), None)
     if unknown is not None:
         known = ", ".join([*_CODES, _BYTES, _FLOAT, _MAP])
         raise ValueError(
             f"{unknown!r} is none of {known}; an object with such a field is written as {_MAP}"
         )
-    return {key: _value(item) for key, item in shown.items()}
+    return {key: _value(item, depth) for key, item in shown.items()}
 
 
-def _key(shown: Any) -> Any:
-    value = _value(shown)
+def _key(shown: Any, depth: int) -> Any:
+    value = _value(shown, depth)
     if type(value) in (list, dict):
         raise ValueError(f"{shown!r} is no key of a dict")
     return value

@@ -26,6 +26,8 @@ from penstock.storage.manifest import properties_message
 
 _WATERMARK: Final = struct.Struct("<qii")
 WATERMARK_CODEC: Final = "watermark/1"
+_COUNT: Final = struct.Struct("<q")
+ARRIVALS_CODEC: Final = "count/1"
 _NAMED_MAX: Final = 10
 
 
@@ -143,6 +145,26 @@ class SavepointDraft:
         count = self.max_parallelism_of(uid)
         if [*(first for first, _ in ranges), count] != [0, *(last + 1 for _, last in ranges)]:
             _spread_watermark(lists, count, where)
+
+    def count_arrivals(self, uid: str, count: int) -> None:
+        """Numbers what is to arrive at an operator behind so many rows, where it has not counted further.
+
+        Raises:
+            StateError: what it has counted was given as no count.
+        """
+        held = self.snapshots_of(uid, 1)
+        lists = [one for own in held for one in own.lists if one.codec == ARRIVALS_CODEC]
+        items = [item for one in lists for item in one.items]
+        if any(len(item) != _COUNT.size for item in items):
+            name = self.operators[uid].name
+            raise StateError(
+                f"operator {name!r} (uid {uid!r}): what is given is no count of arrivals: give what open_state gives"
+            )
+        if count > max((_COUNT.unpack(item)[0] for item in items), default=0):
+            counted = lists[0] if lists else held[0].lists.add()
+            counted.name, counted.codec = "arrived", ARRIVALS_CODEC
+            counted.redistribution = checkpoint_pb2.REDISTRIBUTION_UNION
+            counted.items.append(_COUNT.pack(count))
 
     def drop_done_splits(self, uid: str) -> list[checkpoint_pb2.DoneSplits]:
         """Forgets what a source has read to its end, and returns it."""

@@ -22,6 +22,7 @@ from penstock.errors import ConfigurationError, JobRejected, StoreNotFound
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.state_tables.declared_tables import DeclaredList, declared_lists, declared_tables
 from penstock.state_tables.given_rows import given_batches, given_columns
+from penstock.state_tables.group_parts import arrived_by
 from penstock.state_tables.keyed_spool_store import KeyedSpool
 from penstock.state_tables.known_splits import DIGEST, complete_splits, discovered_splits
 from penstock.state_tables.opened_state import StateTables, open_state
@@ -186,8 +187,8 @@ class _Writing:
         """Writes the state of all operators, and puts it into the manifest."""
         for uid in list(self._draft.operators):
             with_all = self._all_of(uid, changes[uid]) if uid in changes else {}
-            self._write_keyed(uid, with_all)
-            self._write_lists(uid, with_all)
+            arrived = self._write_keyed(uid, with_all)
+            self._write_lists(uid, with_all, arrived)
             if uid in positions:
                 self._write_splits(uid, positions[uid])
         self._keep_done_splits()
@@ -211,11 +212,12 @@ class _Writing:
                 )
         return given
 
-    def _write_keyed(self, uid: str, given: Mapping[str, Any]) -> None:
+    def _write_keyed(self, uid: str, given: Mapping[str, Any]) -> int:
+        """Returns how many rows have come that it says the order of."""
         where = f"operator {uid!r}"
-        views = self._views(uid, given)
+        views, arrived = self._views(uid, given), 0
         if not views:
-            return
+            return arrived
         instance = uuid.uuid4().hex
         with tempfile.TemporaryDirectory(prefix="penstock-savepoint-") as directory:
             spool = KeyedSpool(
@@ -228,13 +230,16 @@ class _Writing:
                     if name in given
                     else self._kept_rows(uid, name, view)
                 )
+                stored = pa.schema([one for one in view.stored_schema if one.name not in _OWN])
                 for namespaces, columns in rows:
                     spool.add(table, namespaces, columns)
+                    arrived = max(arrived, arrived_by(stored, columns, f"{where}, state {name!r}"))
             writer = self._writer(uid, instance)
             handles = writer.write(spool.blobs())
             held = self._draft.snapshots_of(uid, len(handles))
             for index, handle in enumerate(handles.values()):
                 held[index].keyed.CopyFrom(spool.snapshot(index, handle))
+        return arrived
 
     def _views(self, uid: str, given: Mapping[str, Any]) -> dict[str, StateView]:
         """The keyed states that are to be written."""
@@ -268,7 +273,7 @@ class _Writing:
             columns = [batch.column(one) for one in names]
             yield np.full(batch.num_rows, namespace, np.int64), columns
 
-    def _write_lists(self, uid: str, given: Mapping[str, Any]) -> None:
+    def _write_lists(self, uid: str, given: Mapping[str, Any], arrived: int) -> None:
         base = self._base
         for held in self._draft.snapshots_of(uid, 0):
             kept = [one for one in held.lists if one.name not in given]
@@ -294,6 +299,8 @@ class _Writing:
                 self._deal(uid, what, self._items(uid, name, what.codec, data))
                 if what.codec == WATERMARK_CODEC:
                     self._draft.fit_watermarks(uid)
+        if arrived:
+            self._draft.count_arrivals(uid, arrived)
         self._move_large_lists(uid)
 
     def _items(self, uid: str, name: str, codec: str, data: Any) -> list[tuple[int | None, bytes]]:

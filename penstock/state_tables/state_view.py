@@ -20,6 +20,7 @@ import pyarrow.types as pt
 
 from penstock.aggregates.stored_fields import USES
 from penstock.pb import graph_pb2
+from penstock.rows.column_values import shown_value
 from penstock.state_tables.group_parts import SequencedPart
 from penstock.state_tables.table_parts import (
     TIME,
@@ -269,7 +270,7 @@ class StateView:
             wrong = np.flatnonzero((found - offset_ms) % slice_ms)
             if len(wrong):
                 raise StateError(
-                    f"{written.where}: column {name!r} has {shown[name][int(wrong[0])]}, where none begins: they "
+                    f"{written.where}: column {name!r} has {shown_value(shown[name][int(wrong[0])])}, where none begins: they "
                     f"begin every {slice_ms} ms from {offset_ms} ms on"
                 )
             end = fields[1][0]
@@ -279,8 +280,8 @@ class StateView:
                 wrong = np.flatnonzero((size_ms != slice_ms) & ends.is_valid().to_numpy(False))
                 if len(wrong):
                     raise StateError(
-                        f"{written.where}: column {end!r} has {shown[end][int(wrong[0])]}, and {name!r} "
-                        f"{shown[name][int(wrong[0])]}: they are {slice_ms} ms long; leave {end!r} out to have it computed"
+                        f"{written.where}: column {end!r} has {shown_value(shown[end][int(wrong[0])])}, and {name!r} "
+                        f"{shown_value(shown[name][int(wrong[0])])}: they are {slice_ms} ms long; leave {end!r} out to have it computed"
                     )
         return found
 
@@ -300,7 +301,7 @@ def _check_sessions(found: Columns, where: str) -> None:
     wrong = np.flatnonzero(found["end"].to_numpy() <= found["start"].to_numpy())
     if len(wrong):
         row = int(wrong[0])
-        start, end = (found[name][row].cast(TIME) for name in ("start", "end"))
+        start, end = (shown_value(found[name][row].cast(TIME)) for name in ("start", "end"))
         raise StateError(
             f"{where}: column 'window_end' has {end}, not behind 'window_start', {start}: a session ends its gap "
             "behind its last row"

@@ -39,6 +39,10 @@ _TUPLE, _SET, _FROZENSET, _DATETIME, _DATE, _TIME, _TIMEDELTA, _DECIMAL, _INT = 
 TUPLES: Final = 10
 """Code of a list of tuples; its content is a list of lists."""
 
+DEPTH_MAX: Final = 60
+"""Values that are extensions within each other; each may be two. Reading one takes 40 kB of the stack, of which a thread
+has 8 MB."""
+
 EXTENSIONS: Final = {
     _TUPLE: "tuple",
     _SET: "set",
@@ -185,6 +189,11 @@ class _Packers:
     def pack(self, value: Any, code: int = 0) -> bytes:
         """The packed value, or the content of an extension; making a packer takes longer than to pack most values."""
         depth, by_depth = self.depth, self.by_depth
+        if depth > DEPTH_MAX:
+            raise ValueError(
+                f"which msgpack cannot hold: more than {DEPTH_MAX} values are nested within each other; make it flatter, or "
+                "declare the state with codec='pickle'"
+            )
         while depth >= len(by_depth):  # a large value within this one may have cleared them
             by_depth.append(_new_packer())
         self.depth = depth + 1

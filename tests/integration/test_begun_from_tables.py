@@ -133,8 +133,19 @@ def by_key(count: int) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
-def history() -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """What the operators have kept of the first rows."""
+def places_of(count: int, first: int | None) -> dict[str, Any]:
+    if first is None:
+        return {}
+    places = list(range(first, first + count))
+    return {
+        "first_sequence": places[0],
+        "last_sequence": places[-1],
+        "listed_sequence": places,
+    }
+
+
+def history(first_place: int | None = None) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """What the operators have kept of the first rows, which came at places from one on, or at none that is told."""
     states: dict[str, dict[str, list[dict[str, Any]]]] = {
         "running": {"running": []},
         "sliding": {"slices": []},
@@ -156,6 +167,7 @@ def history() -> dict[str, dict[str, list[dict[str, Any]]]]:
                 "mean_sum": float(sum(numbers)),
                 "mean_count": len(rows),
                 "high": numbers[-1],
+                **places_of(len(rows), first_place),
             }
         )
         slices = defaultdict(list)
@@ -232,9 +244,15 @@ def written(output: Path) -> dict[str, set[str]]:
     }
 
 
-@pytest.mark.parametrize(("backend", "parallelism"), [("hashmap", 2), ("rocksdb", 3)])
+@pytest.mark.parametrize(
+    ("backend", "parallelism", "first_place"), [("hashmap", 2, None), ("rocksdb", 3, 10_000)]
+)
 def test_history_then_live(
-    new_env: NewEnvironment, tmp_path: Path, backend: str, parallelism: int
+    new_env: NewEnvironment,
+    tmp_path: Path,
+    backend: str,
+    parallelism: int,
+    first_place: int | None,
 ) -> None:
     config = {
         "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
@@ -244,11 +262,9 @@ def test_history_then_live(
     done = str(HISTORY // 2).encode()
     savepoint = ps.write_savepoint(
         tmp_path / "savepoint",
-        history(),
+        history(first_place),
         job=env,
-        sources={
-            "numbers": {ps.Split(f"half-{index}", bytes([index])): done for index in range(2)}
-        },
+        sources={"numbers": {f"half-{index}": done for index in range(2)}},
     )
     assert env.submit("live", from_savepoint=Path(savepoint)).wait(DEADLINE_S).status == "FINISHED"
     assert written(tmp_path / "out") == expected()

@@ -430,6 +430,18 @@ def test_msgpack_refuses_what_would_come_back_as_something_else(value: Any) -> N
         codec_of("msgpack/1").to_stored(value)
 
 
+def test_values_are_not_nested_deeper_than_they_can_be_read() -> None:
+    """Reading what is deeper would end the process, for want of stack."""
+    codec, value = codec_of("msgpack/1"), (dt.date(2026, 1, 1),)
+    for _ in range(58):
+        value = (value,)
+    assert codec.to_value(codec.to_stored(value)) == value
+    for _ in range(400):
+        value = (value,)
+    with pytest.raises(ValueError, match="more than 60 values are nested within each other"):
+        codec.to_stored(value)
+
+
 @pytest.mark.parametrize(
     "name", ["arrow.int64/2", "arrow.int65/1", "arrow.list<int64/1", "json/1", "arrow./1"]
 )

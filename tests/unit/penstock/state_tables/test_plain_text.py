@@ -72,7 +72,20 @@ def test_what_it_looks_like(value: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"$tupel":[1]}', "{1:2}", '{"$bytes":"?"}', '{"$map":[[{"a":1},2]]}', ""]
+    "text",
+    [
+        '{"$tupel":[1]}',
+        "{1:2}",
+        '{"$bytes":"?"}',
+        '{"$map":[[{"a":1},2]]}',
+        "",
+        '{"a":1,"b":2,"a":3}',
+        '[{"$map":[[1,2],[1,3]]}]',
+        "[" * 5000 + "]" * 5000,
+        '{"$tuple":[' * 200 + "]}" * 200,
+        '{"$set":[' * 200 + "]}" * 200,
+    ],
+    ids=lambda text: text[:24],
 )
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r".+"):

@@ -283,6 +283,11 @@ AGGREGATED = {"k": [1, 2], "first": [1, 2], "all": [[1, 2], [3]], "all_sequence"
         ({"all": [["1", "2"], ["3"]]}, "column 'all' is list<.*>, got list<.*string>: cast it"),
         ({"all_sequence": [["0", "1"], ["2"]]}, "column 'all_sequence' is .*, got .*: cast it"),
         ({"all_sequence": [[0], [1, 2]]}, "'all_sequence' have lists of other lengths"),
+        ({"all": [[1, None], [3]]}, "column 'all' has null among its items"),
+        (
+            {"all_sequence": [[0, 1], [2**63 - 1]]},
+            "'running': a row has the place 9223372036854775807",
+        ),
         ({}, ""),
     ],
 )
@@ -297,8 +302,25 @@ def test_what_knows_its_order_is_taken_as_it_is_or_not_at_all(
         state = ps.open_state(ps.write_savepoint(tmp_path / "new", states, job=job))
         table = state.read("kept", "running").sort_by("k")
         assert table.select(list(AGGREGATED)).to_pydict() == AGGREGATED
+        [arrived] = state.read("kept", "arrived")["item"].to_pylist()
+        assert struct.unpack("<q", arrived) == (3,), "what comes next is numbered behind them"
         return
     with pytest.raises(ps.StateError, match=message):
+        ps.write_savepoint(tmp_path / "new", states, job=job)
+
+
+FAR = 1 << 62
+FAR_KEYS = [pa.timestamp("us", "UTC"), pa.timestamp("ms"), pa.duration("s")]
+
+
+@pytest.mark.parametrize("kind", FAR_KEYS, ids=str)
+def test_keys_that_python_has_no_value_for_are_told_of(kind: pa.DataType, tmp_path: Path) -> None:
+    job = ps.Environment(parallelism=1)
+    rows = job.from_arrow(pa.table({"k": pa.array([], kind), "n": pa.array([], "int64")}))
+    rows.uid("rows").key_by("k").aggregate(n=ps.max("n")).uid("kept").discard()
+    far = pa.array([FAR, FAR], "int64").view(kind)
+    states = {"kept": {"running": pa.table({"k": far, "n": [1, 2]})}}
+    with pytest.raises(ps.StateError, match=r"state 'running': k=.* is there twice"):
         ps.write_savepoint(tmp_path / "new", states, job=job)
 
 
@@ -341,6 +363,10 @@ WRONG: list[tuple[Any, str]] = [
     ({"states": {"halves": pa.table({"k": [1], "value": [[0.5]], "written_at": [[NOON]]})}}, "with unknown 'written_at'"),
     ({"sums": {"slices": [{"k": 1, "window_start": DAY, "window_end": DAY + dt.timedelta(1, 1), "number": 1, "c": 1}]}}, "'window_end' has .*: they are 86400000 ms long; leave"),
     ({"sessions": {"sessions": [{"k": 1, "window_start": DAY, "window_end": DAY, "number": 1}]}}, "'window_end' has 2020.*, not behind 'window_start', 2020"),
+    (
+        {"sums": {"slices": pa.table({"k": [1], "window_start": [pa.scalar(2**62 + 1, pa.timestamp("ms", "UTC"))], "number": [1], "c": [1]})}},
+        "'window_start' has .*, where none begins",
+    ),
     (
         {"sums": {"slices": pa.table({"k": [1], "window_start": [pa.scalar(5, pa.timestamp("ms", "UTC"))], "number": [1], "c": [1]})}},
         "where none begins: they begin every 86400000 ms",
