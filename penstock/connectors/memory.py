@@ -14,6 +14,7 @@ from penstock.connectors.messages import name_list, nearest_name, shorten
 from penstock.errors import JobRejected
 from penstock.pb import graph_pb2
 from penstock.rows.column_values import ValueMismatch, encode
+from penstock.rows.handed_over import handed_over_whole
 from penstock.rows.schema import EVENT_TIME
 
 
@@ -56,7 +57,7 @@ def rows_to_table(rows: Iterable[Mapping[str, Any]], schema: pa.Schema | None = 
         JobRejected: a row is no dictionary, has an unknown column, or a value does not fit; the
             message names row and column.
     """
-    rows = list(rows)
+    rows = list(rows) if isinstance(rows, list | tuple) else list(map(handed_over_whole, rows))
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise JobRejected(

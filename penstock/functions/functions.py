@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from penstock.errors import JobRejected
 from penstock.rows.column_values import record_as_dict
+from penstock.rows.handed_over import handing_over
 from penstock.rows.rows import Row, RowBuilder
 
 
@@ -116,12 +117,14 @@ class Collector:
     The runtime empties it with ``take`` and ``take_sides``.
     """
 
-    __slots__ = ("_builder", "_side_schema", "_sides")
+    __slots__ = ("_builder", "_own", "_own_of_side", "_side_schema", "_sides")
     # Collector[Alert] as an annotation says what is emitted: the fields of Alert are the columns.
     __class_getitem__: ClassVar[Any] = classmethod(types.GenericAlias)
 
     def __init__(self, schema: pa.Schema, side_schema: pa.Schema) -> None:
         self._builder = RowBuilder(schema)
+        self._own = handing_over(schema)
+        self._own_of_side = handing_over(side_schema)
         self._side_schema = side_schema
         self._sides: dict[str, RowBuilder] = {}
 
@@ -133,18 +136,17 @@ class Collector:
             columns: the row's columns by name; together with ``row`` they replace its columns.
         """
         if not columns:
-            self._builder.append(row)
-        elif row is None:
-            self._builder.append(columns)
+            result = row
         else:
-            self._builder.append({**as_mapping(row), **columns})
+            result = columns if row is None else {**as_mapping(row), **columns}
+        self._builder.append(self._own(result))
 
     def side(self, tag: str, row: object) -> None:
         """Sends one row to a side output; rows there have the columns of the operator's input."""
         builder = self._sides.get(tag)
         if builder is None:
             builder = self._sides[tag] = RowBuilder(self._side_schema)
-        builder.append(row)
+        builder.append(self._own_of_side(row))
 
     def __len__(self) -> int:
         return len(self._builder)

@@ -1,7 +1,8 @@
 """Calls of a function for the rows of a batch, one after the other.
 
 A row object is used again for the next row where nobody but the loop holds it: a function that keeps a row, emits
-it, or lets another thread or a generator have it finds it as it was. What a function has read of one batch by name
+it, or lets another thread or a generator have it finds it as it was. So does the loop with a result that somebody else
+holds: the function may give it again, with other values in it. What a function has read of one batch by name
 is put into the rows of the next ones as they are made (it is *eager*): reading it is then no call of Python.
 
 The loops are generated, one for each number of eager columns.
@@ -16,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.rows.handed_over import NEVER_CHANGED, handed_over
 from penstock.rows.rows import Row, decoded_column, eager_row_class, lazy_columns
 
 _EAGER_MAX = 8
@@ -28,6 +30,9 @@ _LOOK_AGAIN_AFTER = 64
 class RowCalls:
     """The calls of one function.
 
+    Args:
+        hands_over: what it returns becomes part of rows; False = it says yes or no.
+
     Attributes:
         columns: what the rows of the batch share, see ``lazy_columns``.
 
@@ -39,7 +44,8 @@ class RowCalls:
         [3, 5]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, hands_over: bool = True) -> None:
+        self._hands_over = hands_over
         self.columns: list[Any] = []
         self._names: tuple[str, ...] = ()
         self._eager: tuple[int, ...] = ()
@@ -61,7 +67,7 @@ class RowCalls:
         if not all(type(values) is list for values in self._values):
             eager, self._values = (), []  # raises for the row that reads what Python does not have
         self._kind = eager_row_class(names, eager)
-        self._map, self._process = _loops(len(eager))
+        self._map, self._process = _loops(len(eager), self._hands_over)
 
     def end(self) -> None:
         """The batch is done: nothing of it is held any more."""
@@ -118,13 +124,14 @@ _LOOPS = """
 def map_rows(call, kind, columns, add, start, stop{arguments}):
     row = new(kind)
     row._penstock_columns = columns
+    kept = {{*never_changed, kind}}
     for index, {items}in zip(range(start, stop){arguments}):
         if getrefcount(row) > {alone}:
             row = new(kind)
             row._penstock_columns = columns
         row._penstock_index = index
         {fill}
-        add(call(row))
+        {take}
 
 def process_rows(call, kind, columns, ctx, out, emit_returned, slots, start, stop{arguments}):
     row = new(kind)
@@ -143,16 +150,25 @@ def process_rows(call, kind, columns, ctx, out, emit_returned, slots, start, sto
 """
 
 
-@lru_cache(maxsize=_EAGER_MAX + 1)
-def _loops(eager: int) -> tuple[Callable[..., None], Callable[..., None]]:
-    """The two loops for rows with so many eager columns."""
+_TAKE = """result = call(row)
+        if getrefcount(result) > {alone} and type(result) not in kept:
+            result = handed_over(result)
+        add(result)"""
+
+
+@lru_cache(maxsize=2 * (_EAGER_MAX + 1))
+def _loops(eager: int, hands_over: bool) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The two loops for rows with so many eager columns, and for functions that hand results over, or say yes or no."""
+    alone = _references_of_one_holder()
     numbers = range(eager)
     source = _LOOPS.format(
-        alone=_references_of_one_holder(),
+        alone=alone,
+        take=_TAKE.format(alone=alone) if hands_over else "add(call(row))",
         arguments="".join(f", column_{n}" for n in numbers),
         items="".join(f"value_{n}, " for n in numbers),
         fill="; ".join(f"row._penstock_value_{n} = value_{n}" for n in numbers) or "pass",
     )
     scope: dict[str, Any] = {"new": object.__new__, "getrefcount": getrefcount}
+    scope.update(handed_over=handed_over, never_changed=NEVER_CHANGED)
     exec(compile(source, __file__, "exec"), scope)  # under our name: no frame of the user's
     return scope["map_rows"], scope["process_rows"]

@@ -12,10 +12,13 @@ from keyword import iskeyword
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pt
 from typing_extensions import override
 
 from penstock.functions.functions import Collector, as_mapping
 from penstock.processing.process_context import ProcessContext
+from penstock.rows.handed_over import handed_over_whole
+from penstock.rows.rows import Row
 
 
 class ProcessCollector(Collector):
@@ -44,18 +47,16 @@ class ProcessCollector(Collector):
     def emit(self, row: object = None, /, **columns: Any) -> None:
         if not columns:
             result = row
-        elif row is None:
-            result = columns
         else:
-            result = {**as_mapping(row), **columns}
+            result = columns if row is None else {**as_mapping(row), **columns}
         if self.flat:
             self.unflatten()
-        self.results.append(result)
+        self.results.append(result if isinstance(result, Row) else self._own(result))
         self.indexes.append(self._context.index)
 
     @override
     def side(self, tag: str, row: object) -> None:
-        self.side_results.append((tag, row, self._context.index))
+        self.side_results.append((tag, self._own_of_side(row), self._context.index))
 
     @override
     def __len__(self) -> int:
@@ -105,14 +106,15 @@ def process_collector(
     schema: pa.Schema, side_schema: pa.Schema, context: ProcessContext
 ) -> ProcessCollector:
     """The collector for rows of a schema."""
-    return _kind(tuple(schema.names))(schema, side_schema, context)
+    nested = frozenset(field.name for field in schema if pt.is_nested(field.type))
+    return _kind(tuple(schema.names), nested)(schema, side_schema, context)
 
 
 _EMIT = """
 def emit(self_, row_=None, /, *, {parameters}, **others_):
     if row_ is None and not others_ and {are_given}:
         if self_.results:
-            self_.results.append({as_dict})
+            self_.results.append({given})
         else:
             self_.flat += {values},
         self_.indexes.append(self_._context.index)
@@ -122,21 +124,24 @@ def emit(self_, row_=None, /, *, {parameters}, **others_):
             others_[name_] = value_
     any_(self_, row_, **others_)
 """
-_OWN_NAMES = frozenset({"self_", "row_", "others_", "name_", "value_", "missing_", "any_"})
+_OWN_NAMES = frozenset({"self_", "row_", "others_", "name_", "value_", "missing_", "any_", "own_"})
 
 
 @lru_cache(maxsize=256)
-def _kind(names: tuple[str, ...]) -> type[ProcessCollector]:
+def _kind(names: tuple[str, ...], nested: frozenset[str]) -> type[ProcessCollector]:
     """The class whose ``emit`` has the columns as its parameters."""
     if not names or not all(map(_is_parameter, names)) or len(set(names)) < len(names):
         return ProcessCollector
+    own = [f"own_({name})" if name in nested else name for name in names]
     source = _EMIT.format(
         parameters=", ".join(f"{name}=missing_" for name in names),
         are_given=" and ".join(f"{name} is not missing_" for name in names),
         as_dict="{" + ", ".join(f"{name!r}: {name}" for name in names) + "}",
-        values=", ".join(names),
+        given="{" + ", ".join(map("{0[0]!r}: {0[1]}".format, zip(names, own, strict=True))) + "}",
+        values=", ".join(own),
     )
     scope: dict[str, Any] = {"missing_": object(), "any_": ProcessCollector.emit}
+    scope["own_"] = handed_over_whole
     exec(compile(source, __file__, "exec"), scope)  # under our name: no frame of the user's
     emit: Callable[..., None] = scope["emit"]
     return type("ProcessCollector", (ProcessCollector,), {"__slots__": (), "emit": emit})

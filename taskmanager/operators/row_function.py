@@ -8,8 +8,8 @@ way of the operator's error policy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 import pyarrow as pa
 from typing_extensions import override
@@ -17,6 +17,7 @@ from typing_extensions import override
 from common.elements import PAUSE, OperatorOutput
 from penstock.functions.functions import check_has_run
 from penstock.pb import graph_pb2
+from penstock.rows.handed_over import handed_over, handed_over_whole, handing_over
 from penstock.rows.row_calls import RowCalls
 from penstock.rows.rows import Row, lazy_columns, make_row, row_class
 from penstock.rows.schema import schema_from_bytes
@@ -27,6 +28,7 @@ from taskmanager.operators.time_slice import TimeSlice
 from taskmanager.operators.user_function import UserFunctionHandle
 
 _NO_ITERABLE_OF_ROWS = (str, bytes, dict, Row)
+_LIST_ITERATOR: Final[type] = type(iter(list[Any]()))
 
 
 class RowFunctionOperator(Operator):
@@ -36,11 +38,13 @@ class RowFunctionOperator(Operator):
         self._kind = spec.row_function.kind
         is_flat_map = self._kind == graph_pb2.ROW_FUNCTION_KIND_FLAT_MAP
         self.handling = Handling.AT_ONCE if is_flat_map else Handling.ONE_TO_ONE
-        self._output_names = schema_from_bytes(spec.output_schema).names
+        schema = schema_from_bytes(spec.output_schema)
+        self._output_names = schema.names
+        self._own = handing_over(schema)
         self._handle = UserFunctionHandle(spec.name, spec.row_function.function)
         self._policy = BadRecordPolicy(spec)
         self._results = RowResults(spec, self._policy)
-        self._calls = RowCalls()
+        self._calls = RowCalls(hands_over=self._kind != graph_pb2.ROW_FUNCTION_KIND_FILTER)
 
     @override
     def open(self, context: OperatorContext) -> None:
@@ -87,13 +91,20 @@ class RowFunctionOperator(Operator):
         """Calls the function for rows up to ``stop`` or the first it raises for; where to go on."""
         before = len(results)
         try:
-            self._calls.map(self._handle.function, results, start, stop)
+            self._calls.map(self._function, results, start, stop)
         except (Exception, SystemExit) as e:  # noqa: BLE001 - the user's code may raise anything; the policy decides
             index = start + len(results) - before
             bad.append(index)
             self._raised(batch, index, e)
             return index + 1
         return stop
+
+    @property
+    def _function(self) -> Callable[[Row], Any]:
+        function: Callable[[Row], Any] = self._handle.function
+        if self._kind != graph_pb2.ROW_FUNCTION_KIND_MAP or self._own is handed_over:
+            return function
+        return lambda row: handed_over_whole(function(row))
 
     def _emit(
         self, batch: pa.RecordBatch, results: list[Any], indexes: range | list[int]
@@ -164,8 +175,10 @@ class RowFunctionOperator(Operator):
     def _take(self, iterator: Iterator[Any], results: list[Any]) -> bool:
         """Takes results until the clock is due or the batch is full; True when there are no more."""
         room = min(self._slice.stride, self._batch_rows - len(results))
+        # In a list all are as the function has left them.
+        own = None if type(iterator) is _LIST_ITERATOR else self._own
         for result in iterator:
-            results.append(result)
+            results.append(result if own is None else own(result))
             room -= 1
             if room <= 0:
                 return False

@@ -372,3 +372,89 @@ def test_what_a_function_changes_within_a_value_is_in_the_row_that_it_gives_back
         for _ in range(pushes):
             h.push_many([{"n": n, "tags": [], "more": {"of": 0}} for n in range(3)])
         assert h.output == [{"n": n, "tags": [n], "more": {"of": n}} for n in range(3)] * pushes
+
+
+class Again:
+    """Gives one dict, list or record again and again."""
+
+    def __init__(self) -> None:
+        self.row: dict[str, Any] = {"user": "a", "n": 0}
+        self.numbers: list[int] = []
+        self.record = Record("a", 0)
+
+    def one(self, row: Any) -> Any:
+        self.row["n"] = row.n
+        return self.row
+
+    def grown(self, row: Any) -> Any:
+        self.numbers.append(row.n)
+        return {"numbers": self.numbers}
+
+    def record_of(self, row: Any) -> Any:
+        self.record.n = row.n
+        return self.record
+
+    def three(self, row: Any) -> Any:
+        for self.row["n"] in range(row.n, row.n + 3):
+            yield self.row
+
+
+@dataclass
+class Record:
+    user: str
+    n: int
+
+
+class Emits(ps.ProcessFunction):
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        again = Again()
+        for result in again.three(row):
+            out.emit(result)
+            out.side("aside", result)
+
+
+class Lists(ps.ProcessFunction):
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        numbers: list[int] = []
+        for n in range(2):
+            numbers.append(n)
+            out.emit(numbers=numbers)
+            out.emit({"numbers": numbers})
+
+
+class Fires(ps.WindowFunction):
+    def process(self, key: Any, window: Any, rows: Any, out: Any) -> None:
+        again = Again()
+        for row in rows:
+            out.emit(again.one(row))
+
+
+N = {"user": "string", "n": "int64"}
+NUMBERS = pa.schema([("numbers", pa.list_(pa.int64()))])
+
+
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        (lambda s: s.map(Again().one, schema=N), [1, 5]),
+        (lambda s: s.map(Again().record_of, schema=N), [1, 5]),
+        (lambda s: s.map(Again().grown, schema=NUMBERS), [[1], [1, 5]]),
+        (lambda s: s.flat_map(Again().three, schema=N), [1, 2, 3, 5, 6, 7]),
+        (lambda s: s.process(Emits(), schema=N), [1, 2, 3, 5, 6, 7]),
+        (lambda s: s.process(Lists(), schema=NUMBERS), [[0], [0], [0, 1], [0, 1]] * 2),
+        (lambda s: s.window(ps.tumbling("1s")).process(Fires(), schema=N), [1, 5]),
+    ],
+)
+def test_a_result_is_taken_as_it_is_when_it_is_given(chain: Any, expected: list[Any]) -> None:
+    with pt.harness(chain, schema=N) as h:
+        h.push_many([{"user": "a", "n": 1}, {"user": "a", "n": 5}], event_times=[1, 2])
+        h.end()
+        assert [list(row.values())[-1] for row in h.output] == expected
+        if expected == [1, 2, 3, 5, 6, 7]:
+            assert [row["n"] for row in h.side("aside")] in ([], expected)
+
+
+def test_rows_of_a_generator_are_taken_as_they_come() -> None:
+    row = type("Row", (), {"n": 1})
+    read = ps.Environment().from_rows(Again().three(row))
+    assert [r["n"] for r in read._source.node.operation.sample(9).to_pylist()] == [1, 2, 3]
