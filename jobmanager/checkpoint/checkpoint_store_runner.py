@@ -66,6 +66,7 @@ class CheckpointStoreRunner:
 
     Attributes:
         behind: ids of the savepoints behind which tasks have gone back before a checkpoint had committed their output.
+        published: the one of them whose output another job commits, by its name; "" = which is gone; None = there is none.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class CheckpointStoreRunner:
             job_id, store, self._heads, self._claimed_savepoint, now_ms
         )
         self.behind: frozenset[int] = frozenset()
+        self.published: str | None = None
         self._done_by_checkpoint: dict[int, tuple[c.SourceDone, ...]] = {}
         """What the last checkpoints that were begun to be stored hold of sources, whether they count or not."""
         self._turns = threading.Lock()
@@ -334,7 +336,12 @@ class CheckpointStoreRunner:
         Raises:
             ConfigurationError: there is no such kind of store.
         """
-        return SavepointStoreRunner(self._job_id, uri, self._store)
+        return SavepointStoreRunner(
+            self._job_id, uri, self._store, note_published=self._note_published
+        )
+
+    def _note_published(self, uri: str) -> None:
+        self.published = uri
 
     def savepoint_manifest(
         self,

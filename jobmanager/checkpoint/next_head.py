@@ -44,10 +44,9 @@ def head_with(
         completed_at_ms=now_ms,
         state_bytes=wanted.state_bytes,
     )
+    oldest = min(one.checkpoint_id for one in head.retained)
     del head.open_savepoints[:]
-    head.open_savepoints.extend(
-        one for one in last.open_savepoints if one.checkpoint_id > wanted.checkpoint_id
-    )
+    head.open_savepoints.extend(one for one in last.open_savepoints if one.checkpoint_id > oldest)
     head.next_checkpoint_id = max(last.next_checkpoint_id, wanted.next_checkpoint_id)
     started = head.started_from
     if head.HasField("started_from") and not started.independent_since_checkpoint_id:

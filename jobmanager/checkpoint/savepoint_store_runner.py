@@ -68,6 +68,8 @@ class SavepointStoreRunner:
         uri: names the directory.
         own: the directory of the job's checkpoints.
         open: opens stores by name.
+        note_published: called where another job commits the output of one that is to be taken back, with its name, or
+            with "" where nothing else is left of it.
     """
 
     def __init__(
@@ -76,11 +78,13 @@ class SavepointStoreRunner:
         uri: str,
         own: ObjectStore,
         open: Callable[[str], ObjectStore] = open_store,
+        note_published: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._job_id = job_id
         self._uri = uri
         self._own = own
         self._open = open
+        self._note_published = note_published
         self._taken_back = OutputClaim(OutputUse.TAKES_BACK, job_id)
         self._store = open(uri)
         self._log = structlog.get_logger(__name__).bind(job_id=job_id, path=uri)
@@ -175,12 +179,16 @@ class SavepointStoreRunner:
         self._store.put(COMMITTED_PATH, [f"by job {self._job_id}\n".encode()])
 
     def take_back(self) -> None:
-        """The job that it was taken of goes back behind it, and produces again what it names.
+        """The job that it was taken of goes back behind it, and produces again what it names. Nothing is made where
+        nothing is left of it.
 
         Raises:
             Unrecoverable: another job commits that.
             StoreTransient: it cannot be said now.
         """
+        left = self._store.sizes([MANIFEST_PATH, OUTPUT_PATH])
+        if not left:
+            return
         try:
             found = make_claim(self._store, self._taken_back)
         except StoreCorrupt as error:
@@ -188,6 +196,7 @@ class SavepointStoreRunner:
                 f"whether {self._uri} can be gone back behind is not known: {error}"
             ) from error
         if found != self._taken_back:
+            self._note_published(self._uri if MANIFEST_PATH in left else "")
             raise Unrecoverable(
                 f"job {self._job_id} cannot go on: {was_committed(self._uri, found)}"
             )

@@ -202,7 +202,7 @@ class DispatcherRunner:
         self._check_not_stopping()
         with self._cluster.partitions.checked(graph):
             if start is not None:
-                await self._checks.claim(job, start)
+                await self._checks.claim(start, job.checkpoint_directory)
             now_ms = self._clock.now_ms()
             save = partial(self._store.save, job_id, graph, now_ms)
             unused = await self._records.run("store", save)
@@ -210,6 +210,8 @@ class DispatcherRunner:
                 return
             if self._stopping:  # nobody has been told of it
                 await self._records.run("remove", partial(self._store.remove, job_id))
+                if start is not None:
+                    await self._checks.give_back(start)
                 self._check_not_stopping()
             self._begin(job, now_ms, self._options(job, None, unused))
         self._log.info("job.accepted", job_id=job_id, name=graph.name)
@@ -273,6 +275,7 @@ class DispatcherRunner:
             operations=runner.checkpoints.asked.operations,
             has_discarded=lambda: runner.checkpoints.is_discarded,
             started_from=lambda: runner.checkpoints.started_from,
+            published=lambda: runner.checkpoints.published,
             history=runner.history.encoded,
         )
         record.running_at_ms = options.history.running_at_ms

@@ -16,10 +16,11 @@ from penstock.graph.added_aggregates import mark_added
 from penstock.graph.adopted_paths import adopt_paths
 from penstock.graph.output_in_doubt import (
     IN_DOUBT_KEY,
+    OutputDecision,
     claim_output,
     decide_output,
-    decided_output,
     original_not_asked,
+    release_output,
 )
 from penstock.graph.restore_check import (
     RestoreCheck,
@@ -34,6 +35,7 @@ from penstock.storage.open_store import open_store, place_of
 from penstock.storage.restore_point import (
     RestorePoint,
     claim_savepoint,
+    give_savepoint_back,
     open_restore_point,
 )
 from penstock.storage.savepoint import OWNER_PATH
@@ -54,6 +56,8 @@ class JobStart:
         graph: of the job, as it is to be run.
         is_claim: what it starts from is to be the job's own.
         check: what becomes of each state.
+        output: what becomes of output that is prepared in it.
+        heads: HEAD beside it, where it is a checkpoint.
     """
 
     job_id: str
@@ -61,6 +65,8 @@ class JobStart:
     point: RestorePoint
     is_claim: bool
     check: RestoreCheck
+    output: OutputDecision
+    heads: HeadStore
 
     def claim_output(self, has_ended: Callable[[str], bool]) -> None:
         """Says what the job is about to do with output that another one may publish as well; blocks. To be repeated
@@ -73,7 +79,7 @@ class JobStart:
             JobRejected: the other one has been faster.
             StoreTransient: it cannot be said now.
         """
-        claim_output(self.point, decided_output(self.graph), self.job_id, has_ended)
+        claim_output(self.point, self.output, self.job_id, has_ended)
 
     def claim(self) -> None:
         """Makes what the job starts from its own, and nobody else's; blocks. To be repeated after an error.
@@ -87,13 +93,32 @@ class JobStart:
             if point.is_savepoint:
                 claim_savepoint(point, self.job_id)
                 return
-            output = decided_output(self.graph)
-            started = started_from(point, self.check, output, path=point.uri, is_claimed=True)
-            HeadStore(point.store).take_over(
-                self.job_id, point.owner, point.manifest.checkpoint_id, started
-            )
+            checkpoint_id = point.manifest.checkpoint_id
+            started = started_from(point, self.check, self.output, path=point.uri, is_claimed=True)
+            self.heads.take_over(self.job_id, point.owner, checkpoint_id, started)
         except (Fenced, StoreNotFound, StoreCorrupt) as error:
             raise JobRejected(f"{point.uri} cannot be claimed: {error}") from error
+
+    def give_back(self) -> None:
+        """Undoes what ``claim`` has done for a job that was refused all the same; blocks.
+
+        Raises:
+            StreamError: it cannot be undone now.
+        """
+        if not self.is_claim:
+            return
+        if self.point.is_savepoint:
+            give_savepoint_back(self.point, self.job_id)
+        else:
+            self.heads.give_back(self.job_id)
+
+    def release_output(self) -> None:
+        """Undoes what ``claim_output`` has done for a job that was refused all the same; blocks.
+
+        Raises:
+            StoreTransient: it cannot be undone now.
+        """
+        release_output(self.point, self.output, self.job_id)
 
 
 def check_takes_checkpoints(job: JobDescription) -> None:
@@ -167,7 +192,7 @@ def prepare_start(
     is_claim = config.execution_state_recovery_claim_mode == "claim"
     if is_claim:
         _check_claim(point, config)
-    return JobStart(job_id, found, point, is_claim, check)
+    return JobStart(job_id, found, point, is_claim, check, output, HeadStore(point.store))
 
 
 def _check_is_free(

@@ -24,6 +24,7 @@ from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.stored_job import StoredJob
 from penstock.config import Configuration
 from penstock.errors import StreamError
+from penstock.graph.output_in_doubt import committed_elsewhere
 from penstock.pb import client_pb2
 from penstock.storage.head import HeadStore
 from penstock.storage.open_store import open_store
@@ -128,7 +129,12 @@ def restorable_from(directory: str, job_id: str) -> str:
     if head is None or head.job_id != job_id:
         return ""
     if head.retained:
-        return f"{directory}/chk-{head.retained[-1].checkpoint_id}"
+        newest = head.retained[-1].checkpoint_id
+        behind = [one.path for one in head.open_savepoints if one.checkpoint_id > newest]
+        for path in reversed(behind):
+            if committed_elsewhere(path, job_id) is not None:  # which no start goes back behind
+                return still_restorable_from(path, job_id, is_others=False)
+        return f"{directory}/chk-{newest}"
     return head.started_from.path if head.started_from is not None else ""
 
 

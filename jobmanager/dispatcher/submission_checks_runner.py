@@ -8,13 +8,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
+import structlog
+
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
 from jobmanager.dispatcher.job_start_runner import JobStart, prepare_start, starts_from
 from jobmanager.dispatcher.known_jobs import KnownJobs
 from jobmanager.job.job_description import JobDescription, check_checkpoint_directory
 from jobmanager.scheduler.shared_spill_runner import SharedSpillRunner
 from penstock.config import Configuration
-from penstock.errors import JobRejected, StoreTransient, Unrecoverable
+from penstock.errors import JobRejected, StoreTransient, StreamError, Unrecoverable
 from penstock.pb import graph_pb2
 from penstock.storage.open_store import is_s3, open_store, place_of
 
@@ -34,6 +36,7 @@ class SubmissionChecksRunner:
         self._config = config
         self._jobs = jobs
         self._calls = StoreCallsRunner("submitted jobs", CHECK_TIMEOUT_MS, lambda: None)
+        self._log = structlog.get_logger(__name__)
 
     async def find_start(self, job_id: str, graph: graph_pb2.JobGraph) -> JobStart | None:
         """What the job starts from; None = from nothing.
@@ -66,9 +69,12 @@ class SubmissionChecksRunner:
                 f"(`penstock savepoint {claimant}` takes a savepoint of it while it runs)"
             ) from error
 
-    async def claim(self, job: JobDescription, start: JobStart) -> None:
-        """Makes what a job starts from its own, as far as it is to be, and says what becomes of output there. Where it is
-        refused, nothing stays of the job.
+    async def claim(self, start: JobStart, directory: str) -> None:
+        """Makes what a job starts from its own, as far as it is to be, and says what becomes of output there. Where that
+        does not come to its end, nothing stays of the job, and what it had claimed is given back.
+
+        Args:
+            directory: of its own checkpoints; "" = it has none.
 
         Raises:
             JobRejected: another job has claimed it, or needs it, or publishes its output.
@@ -80,14 +86,35 @@ class SubmissionChecksRunner:
             which = f"{start.point.uri}, which it is to start from,"
             work = partial(start.claim_output, self._jobs.has_ended)
             await self._call("claim output", start.graph.name, which, work)
-        except JobRejected:
-            if (
-                start.point.is_savepoint and job.checkpoint_directory
-            ):  # or else it is the other job's
-                which = f"{job.checkpoint_directory}, where its checkpoints were to be kept,"
-                remove = open_store(job.checkpoint_directory).remove_remains
-                await self._call("check", job.graph.name, which, remove)
+        except StreamError as error:
+            await self.give_back(start)
+            is_own = start.point.is_savepoint and directory != ""  # or else it is the other job's
+            if is_own and isinstance(error, JobRejected):
+                which = f"{directory}, where its checkpoints were to be kept,"
+                remove = open_store(directory).remove_remains
+                await self._call("check", start.graph.name, which, remove)
             raise
+        original = self._jobs.get(start.point.owner)
+        if start.is_claim and original is not None:
+            original.record.left = ""
+
+    async def give_back(self, start: JobStart) -> None:
+        """What was claimed for a job that does not begin is as it was before; what cannot be given back is logged."""
+        if (
+            start.job_id in self._jobs
+        ):  # the same submission has come twice, and the other one was accepted
+            return
+        which = f"{start.point.uri}, which it was to start from,"
+        for give_back in (start.release_output, start.give_back):
+            try:
+                await self._call("give back", start.graph.name, which, give_back)
+            except StreamError as error:
+                self._log.warning(
+                    "start.not_given_back",
+                    job_id=start.job_id,
+                    path=start.point.uri,
+                    reason=str(error),
+                )
 
     async def _claim(self, start: JobStart) -> None:
         needing = self._jobs.needing(start.point.store_uri)
@@ -100,9 +127,6 @@ class SubmissionChecksRunner:
             )
         which = f"{start.point.uri}, which it is to start from,"
         await self._call("claim", start.graph.name, which, start.claim)
-        original = self._jobs.get(start.point.owner)
-        if original is not None:
-            original.record.left = ""
 
     async def check_directory(self, job: JobDescription) -> None:
         """Sees whether the job's checkpoints can be kept where they are to be.

@@ -184,6 +184,12 @@ class JobCheckpointsRunner:
         """What the job was started from; None = from nothing."""
         return None if self._store is None else self._store.started_from
 
+    @property
+    def published(self) -> str | None:
+        """A savepoint of the job whose output another one commits, behind which it had gone back; "" = which is gone;
+        None = there is none."""
+        return None if self._store is None else self._store.published
+
     def restored(self, subtask: SubtaskId) -> internal_pb2.RestoredTask | None:
         """What the next attempt of a subtask starts from; None = from nothing."""
         return self._starts.restored.get(subtask)

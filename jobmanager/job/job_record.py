@@ -23,6 +23,7 @@ from jobmanager.job.checkpoint_views import (
     newest_checkpoint,
 )
 from jobmanager.job.exception_views import exception_entry, exceptions_of, repeated_message
+from jobmanager.job.job_description import is_checkpoint_path
 from jobmanager.job.job_master import JobMaster
 from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.messages.job_state import JobState, is_terminal
@@ -30,9 +31,15 @@ from jobmanager.rpc.graph_convert import attempt_key, cause_message
 from penstock.graph.persisted import persisted_sources
 from penstock.graph.start_command import start_command
 from penstock.pb import checkpoint_pb2, client_pb2, graph_pb2
+from penstock.storage.prepared_output import PreparedOutput
 
 DETAILS_BYTES_MAX: Final = 256 * 1024
 PATH_KEY: Final = "execution.state-recovery.path"
+_SAID_BEFORE: Final = {
+    PreparedOutput.COMMITTED_HERE.value: "commit",
+    PreparedOutput.LEFT.value: "leave",
+}
+"""What was said of the output of a savepoint, by what became of that: it is asked for again."""
 
 
 class JobRecord:
@@ -49,6 +56,8 @@ class JobRecord:
         operations: what users have asked of it.
         has_discarded: its checkpoints are not kept.
         started_from: what it was started from; None = from nothing.
+        published: a savepoint of its own whose output another job commits, behind which it had gone back; "" = which is
+            gone; None = there is none.
         history: what has become of it, for the next JobManager.
         stored: of a job that ended with an earlier JobManager, what that has left of it.
     """
@@ -66,6 +75,7 @@ class JobRecord:
         operations: OperationsRunner | None = None,
         has_discarded: Callable[[], bool] = lambda: False,
         started_from: Callable[[], checkpoint_pb2.StartedFrom | None] = lambda: None,
+        published: Callable[[], str | None] = lambda: None,
         history: Callable[[], job_record_pb2.StoredHistory | None] = lambda: None,
         stored: job_record_pb2.StoredJob | None = None,
     ) -> None:
@@ -100,6 +110,7 @@ class JobRecord:
         self.operations = operations or OperationsRunner(f"job {job_id}")
         self._has_discarded = has_discarded
         self._started_from = started_from
+        self._published = published
         self.begins_with = graph.config.get(PATH_KEY, "")
         self._run_options = list(graph.run_options)
         self._run_arguments = list(graph.run_arguments)
@@ -214,6 +225,8 @@ class JobRecord:
             return ""
         if self.left is not None or self._master is None:
             return self.left or ""
+        if (published := self._published()) is not None:
+            return published
         own = newest_checkpoint(self._master, self._checkpoint_directory)
         started_from = self._started_from()
         if own or started_from is None:
@@ -256,12 +269,10 @@ class JobRecord:
             details.summary.CopyFrom(self.summary())
         if self.failure is not None:
             details.failure.CopyFrom(cause_message(self.failure))
-        if details.summary.restorable_from:
-            details.start_again = start_command(
-                self.name, details.summary.restorable_from, self._run_options, self._run_arguments
-            )
         if (started_from := self._started_from()) is not None:
             details.started_from.CopyFrom(started_from)
+        if path := details.summary.restorable_from:
+            details.start_again = self._start_again(path, details.started_from)
         if (slot_wait := self._slot_wait()) is not None:
             details.slot_wait.CopyFrom(slot_wait)
         if self._master is None:
@@ -273,6 +284,22 @@ class JobRecord:
         for rival in self._master.graph.rivals():
             vertices[rival.key.vertex].speculative_attempts.append(self._attempt(rival))
         return details
+
+    def _start_again(self, path: str, started_from: checkpoint_pb2.StartedFrom) -> str:
+        """The command for that, which says of a savepoint what has to be said."""
+        is_begin = path == self.begins_with
+        if is_begin and started_from.is_savepoint:
+            in_doubt = _SAID_BEFORE.get(started_from.output, "")
+        else:
+            in_doubt = "" if is_checkpoint_path(path) else "leave"  # another job commits its output
+        return start_command(
+            self.name,
+            path,
+            self._run_options,
+            self._run_arguments,
+            in_doubt=in_doubt,
+            ignores_unclaimed=is_begin and bool(started_from.dropped_states),
+        )
 
     def details_at_end(self) -> client_pb2.JobDetails:
         """What is kept of them when the job has ended, so long at most as ``DETAILS_BYTES_MAX``."""

@@ -17,7 +17,13 @@ from penstock.pb import graph_pb2
 from penstock.storage.manifest import decode_manifest
 from penstock.storage.object_store import FIRST_ANSWER_MS, ObjectStore
 from penstock.storage.open_store import open_store
-from penstock.storage.output_claim import OutputClaim, OutputUse, make_claim, may_claim
+from penstock.storage.output_claim import (
+    OutputClaim,
+    OutputUse,
+    make_claim,
+    may_claim,
+    release_claim,
+)
 from penstock.storage.prepared_output import (
     PreparedOutput,
     claim_beside,
@@ -116,14 +122,25 @@ def _is_claimed(point: RestorePoint, claim: OutputClaim) -> str:
 def _refusal_behind(point: RestorePoint, job_id: str) -> str:
     """Why a job cannot go on from a checkpoint: what it produces again another job has committed, or is to commit."""
     for path in point.open_savepoints:
-        try:
-            store = open_store(path)
-            claim = claim_beside(store, store.sizes([OUTPUT_PATH]))
-        except StoreTransient as error:
-            raise StoreTransient(cannot_be_asked(path, error)) from error
-        if claim is not None and not may_claim(claim, _takes_back(job_id), lambda _: False):
+        claim = committed_elsewhere(path, job_id)
+        if claim is not None:
             return was_committed(path, claim)
     return ""
+
+
+def committed_elsewhere(path: str, job_id: str) -> OutputClaim | None:
+    """Which job commits the output of a savepoint, so that this one cannot go back behind it; None = none does.
+
+    Raises:
+        StoreTransient: it cannot be read now.
+    """
+    try:
+        store = open_store(path)
+        claim = claim_beside(store, store.sizes([OUTPUT_PATH]))
+    except StoreTransient as error:
+        raise StoreTransient(cannot_be_asked(path, error)) from error
+    is_free = claim is None or may_claim(claim, _takes_back(job_id), lambda _: False)
+    return None if is_free else claim
 
 
 def was_committed(path: str, claim: OutputClaim) -> str:
@@ -177,6 +194,21 @@ def claim_output(
                 )
     except StoreCorrupt as error:
         raise JobRejected(f"{point.uri} cannot be started from: {error}") from error
+
+
+def release_output(point: RestorePoint, decision: OutputDecision, job_id: str) -> None:
+    """Undoes ``claim_output`` for a job that never began; what was not claimed stays as it is.
+
+    Raises:
+        StoreTransient: it cannot be said now.
+    """
+    if not point.is_savepoint:
+        for path in point.open_savepoints:
+            release_claim(open_store(path), _takes_back(job_id))
+    elif decision.commits:
+        claimant = decision.claimant
+        before = OutputClaim(OutputUse.COMMITS, claimant) if claimant else None
+        release_claim(_deciding_store(point), OutputClaim(OutputUse.COMMITS, job_id), before)
 
 
 def _found(point: RestorePoint) -> tuple[ObjectStore, PreparedOutput]:

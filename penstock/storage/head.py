@@ -70,6 +70,8 @@ class HeadStore:
         self._job_id = ""
         self._named: list[str] = []
         """Manifests, by HEAD as this instance wrote it last."""
+        self._taken: checkpoint_pb2.CheckpointHead | None = None
+        """What ``take_over`` found; None = it has replaced nothing."""
 
     def read(self) -> checkpoint_pb2.CheckpointHead | None:
         """HEAD as it is now, whoever wrote it; None = the job has none.
@@ -168,6 +170,7 @@ class HeadStore:
                 return
             if head.job_id != owner:
                 raise Fenced(f"job {head.job_id} has claimed it")
+            found = decode_head(content)
             kept = [one for one in head.retained if one.checkpoint_id <= checkpoint_id]
             if not kept or kept[-1].checkpoint_id != checkpoint_id:
                 raise Fenced(f"{HEAD_PATH} of job {owner} does not name it any more")
@@ -176,9 +179,26 @@ class HeadStore:
             # The epochs of another cluster mean nothing here.
             head.job_id, head.leader_epoch = job_id, 0
             head.started_from.CopyFrom(started_from)
+            self._taken = found
             if self._object.hand_over(content, _encode(head, os.urandom(_TOKEN_BYTES))):
                 return
         raise StoreTransient(f"{HEAD_PATH} of job {owner} changed while job {job_id} claimed it")
+
+    def give_back(self, job_id: str) -> None:
+        """Undoes ``take_over`` for a job that never began, whether that had succeeded or is not known to have. Nothing
+        changes where it had replaced nothing, or HEAD has become another's since.
+
+        Raises:
+            StoreCorrupt: it cannot be understood; it stays.
+            StoreTransient: it cannot be read or written now.
+        """
+        content = self._object.content() if self._taken is not None else None
+        if content is None or self._taken is None:
+            return
+        head, before = decode_head(content), self._taken
+        if head == before or (head.job_id, head.leader_epoch) == (job_id, 0):
+            # Also where it is as it was: a swap that is late finds another token.
+            self._object.hand_over(content, _encode(before, os.urandom(_TOKEN_BYTES)))
 
     def swap(self, head: checkpoint_pb2.CheckpointHead) -> None:
         """Replaces HEAD. When this returns, the new one counts and survives a crash.

@@ -123,13 +123,13 @@ def make_claim(
     raise StoreTransient(f"{OUTPUT_PATH} in {store!r} changed {_ATTEMPTS} times meanwhile")
 
 
-def release_claim(store: ObjectStore, own: OutputClaim) -> None:
-    """What was claimed is anybody's again, unless another job has claimed it since.
+def release_claim(store: ObjectStore, own: OutputClaim, before: OutputClaim | None = None) -> None:
+    """What was claimed is anybody's again, or whose it was before, unless another job has claimed it since.
 
     Raises:
         StoreTransient: it cannot be written now.
     """
-    store.compare_and_swap(OUTPUT_PATH, own.encode(), _OPEN)
+    store.compare_and_swap(OUTPUT_PATH, own.encode(), _OPEN if before is None else before.encode())
 
 
 def claim_that_stays(store: ObjectStore) -> set[str]:

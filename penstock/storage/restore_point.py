@@ -105,6 +105,23 @@ def claim_savepoint(point: RestorePoint, job_id: str) -> None:
             raise Fenced(f"job {owner or 'of another name'} has claimed it")
 
 
+def give_savepoint_back(point: RestorePoint, job_id: str) -> None:
+    """Undoes ``claim_savepoint`` for a job that never began; what it had not claimed stays as it is.
+
+    Args:
+        point: as it was claimed.
+
+    Raises:
+        StoreTransient: it cannot be said now.
+    """
+    if point.owner not in ("", job_id):
+        point.store.compare_and_swap(OWNER_PATH, job_id.encode(), point.owner.encode())
+    elif _content(point.store, OWNER_PATH) == job_id.encode():
+        point.store.delete(
+            OWNER_PATH
+        )  # nobody else takes it from a job that is not known to have ended
+
+
 def remove_savepoint(store: ObjectStore) -> None:
     """Removes a savepoint, its manifest first: what is left of one that is removed in part is none. Whose it is goes
     last, so that its owner finds what is left. What somebody else has put into its directory stays.

@@ -14,6 +14,7 @@ from jobmanager.checkpoint import claimed_head_store
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.checkpoint_ids import IDS_RESERVED_AT_ONCE
 from jobmanager.checkpoint.checkpoint_store_runner import CheckpointStoreRunner
+from jobmanager.checkpoint.next_head import head_opened
 from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.checkpoint.snapshot_convert import references_of, with_replaced
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
@@ -26,6 +27,7 @@ from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import SharedIdentity, StoredRange, manifest_path
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import ObjectInfo, ObjectStore
+from penstock.storage.output_claim import OutputClaim, OutputUse, read_claim
 from penstock.storage.snapshot_files import snapshot_file_name
 
 JOB = "ab" * 16
@@ -242,6 +244,33 @@ def test_the_next_leader_knows_what_tasks_could_not_restore(tmp_path: Path) -> N
     found = runner(store, 3).starts.prepare()
     assert found.newest is not None
     assert (found.newest.checkpoint_id, found.goes_back) == (3, False)
+
+
+def test_a_savepoint_stays_in_head_as_long_as_a_checkpoint_before_it_is_kept(
+    tmp_path: Path,
+) -> None:
+    """What lies between is damaged, and the job goes back behind the savepoint after all."""
+    store, saved = LocalStore(tmp_path / "job"), str(tmp_path / "saved")
+    one = runner(store)
+    one.starts.prepare()
+    files(store)
+    one.store(wanted(1))
+    heads = HeadStore(store)
+    heads.swap(head_opened(heads.claim(JOB, 1), saved, 2))
+    one.forget()
+    one.starts.prepare()
+    one.store(wanted(3, retained=(1,)))
+    found = one.starts.prepare(unusable=(3,))
+    assert (found.goes_back, found.open_savepoints) == (True, {2})
+    one.behind = frozenset({2})
+    one.savepoint(saved).write(checkpoint_pb2.CheckpointManifest(job_id=JOB, checkpoint_id=2))
+    one.store(wanted(4, retained=(1,)))
+    claim = read_claim(LocalStore(Path(saved)))
+    assert claim == OutputClaim(OutputUse.TAKES_BACK, JOB)
+    one.store(wanted(5, retained=(4,)))
+    head = heads.read()
+    assert head is not None
+    assert not head.open_savepoints
 
 
 def test_a_directory_that_is_not_there_any_more_starts_nothing_anew(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from jobmanager.dispatcher.job_start_runner import prepare_start
 from jobmanager.dispatcher.known_jobs import KnownJob, KnownJobs
 from jobmanager.dispatcher.submission_checks_runner import SubmissionChecksRunner
 from jobmanager.job.job_record import JobRecord
+from jobmanager.messages.job_state import JobState
 from penstock.cli.describe import started_fields, started_lines
 from penstock.config import Configuration
-from penstock.errors import JobRejected, Unrecoverable
+from penstock.errors import JobRejected, StoreTransient, Unrecoverable
 from penstock.graph.output_in_doubt import IN_DOUBT_KEY, decided_output
 from penstock.graph.restore_check import Fate, RestoreCheck, StateFate
 from penstock.graph.started_from import started_from
@@ -32,7 +33,12 @@ from penstock.storage.manifest import encode_manifest
 from penstock.storage.memory_store import MemoryStore
 from penstock.storage.prepared_output import COMMITTABLES
 from penstock.storage.restore_point import claim_savepoint, open_restore_point, remove_savepoint
-from penstock.storage.savepoint import COMMITTED_PATH, MANIFEST_PATH, TAKEN_BACK_PATH
+from penstock.storage.savepoint import (
+    COMMITTED_PATH,
+    MANIFEST_PATH,
+    OUTPUT_PATH,
+    TAKEN_BACK_PATH,
+)
 
 ORIGINAL, CLAIMER, NEW = "0" * 32, "1" * 32, "2" * 32
 
@@ -141,7 +147,19 @@ def test_what_its_job_has_taken_back_nobody_commits_unless_that_has_ended(tmp_pa
 
 def test_of_a_savepoint_that_never_came_to_be_nothing_is_made(tmp_path: Path) -> None:
     original_goes_back(tmp_path / "never")
+    SavepointStoreRunner(ORIGINAL, str(tmp_path / "never"), MemoryStore(1 << 20)).take_back()
     assert not (tmp_path / "never").exists()
+
+
+def leave_checkpoint(job: Path, saved: Path) -> None:
+    """Of a job that has ended between a savepoint and the checkpoint that was to commit it."""
+    store = LocalStore(job)
+    manifest = checkpoint_pb2.CheckpointManifest(job_id=ORIGINAL, checkpoint_id=6)
+    store.put("chk-6/manifest-1", [encode_manifest(manifest)])
+    heads = HeadStore(store)
+    head = heads.claim(ORIGINAL, 1)
+    head.retained.add(checkpoint_id=6, manifest_path="chk-6/manifest-1")
+    heads.swap(head_opened(head, str(saved), 7))
 
 
 @pytest.mark.parametrize("first", ["savepoint", "checkpoint"])
@@ -151,13 +169,7 @@ def test_a_checkpoint_before_a_savepoint_is_gone_on_from_or_its_output_committed
     """Of a job that has ended between the savepoint and the checkpoint that was to commit it."""
     saved, job = tmp_path / "saved", tmp_path / "job"
     make_savepoint(saved)
-    store = LocalStore(job)
-    manifest = checkpoint_pb2.CheckpointManifest(job_id=ORIGINAL, checkpoint_id=6)
-    store.put("chk-6/manifest-1", [encode_manifest(manifest)])
-    heads = HeadStore(store)
-    head = heads.claim(ORIGINAL, 1)
-    head.retained.add(checkpoint_id=6, manifest_path="chk-6/manifest-1")
-    heads.swap(head_opened(head, str(saved), 7))
+    leave_checkpoint(job, saved)
     older = job / "chk-6"
     if first == "savepoint":
         begin(saved, NEW, "commit")
@@ -174,6 +186,46 @@ def test_a_checkpoint_before_a_savepoint_is_gone_on_from_or_its_output_committed
     with pytest.raises(JobRejected, match=f"job {CLAIMER} has gone back behind it"):
         begin(saved, NEW, "commit")
     begin(older, NEW)  # once more: it goes on from there again
+
+
+@pytest.mark.parametrize("kind", ["savepoint", "checkpoint"])
+def test_what_a_job_has_claimed_that_is_refused_all_the_same_is_given_back(
+    tmp_path: Path, kind: str
+) -> None:
+    """It is claimed, then nobody can be told who publishes its output."""
+    saved, job = tmp_path / "saved", tmp_path / "job"
+    make_savepoint(saved)
+    leave_checkpoint(job, saved)
+    path = saved if kind == "savepoint" else job
+    graph = graph_pb2.JobGraph(name="job")
+    graph.vertices.add(id="v0", parallelism=1).operators.add(uid="files")
+    graph.config["execution.state-recovery.path"] = str(path)
+    graph.config["execution.state-recovery.claim-mode"] = "claim"
+    graph.config[IN_DOUBT_KEY] = "commit"
+    jobs = KnownJobs(1)
+    record = JobRecord(ORIGINAL, graph, None, 0)
+    record.left = str(job / "chk-6")
+    jobs[ORIGINAL] = KnownJob(record, None)
+    record.enter(JobState.FAILED, 0)
+    checks = SubmissionChecksRunner(Configuration(), jobs)
+    before = HeadStore(LocalStore(job)).read(), list_savepoints(str(saved))
+
+    async def claim(*, fails: bool) -> None:
+        start = await checks.find_start(NEW, graph)
+        assert start is not None
+        if not fails:
+            await checks.claim(start, "")
+            return
+        (saved / OUTPUT_PATH).mkdir()  # so it can be neither read nor replaced
+        with pytest.raises(StoreTransient):
+            await checks.claim(start, "")
+        (saved / OUTPUT_PATH).rmdir()
+
+    asyncio.run(claim(fails=True))
+    assert (HeadStore(LocalStore(job)).read(), list_savepoints(str(saved))) == before
+    assert record.restorable_from() == str(job / "chk-6")
+    asyncio.run(claim(fails=False))
+    assert open_restore_point(str(path)).owner == NEW
 
 
 @pytest.mark.parametrize(

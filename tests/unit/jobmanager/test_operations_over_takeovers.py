@@ -30,6 +30,7 @@ from jobmanager.job.operations_runner import OperationsRunner
 from jobmanager.messages.job_state import JobState
 from jobmanager.stores.job_store import JobStore
 from penstock.errors import JobRejected, NotLeader, StoreTransient, StreamError
+from penstock.graph.output_in_doubt import IN_DOUBT_KEY
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.head import HEAD_PATH, HeadStore
 from penstock.storage.kept_state import dispose
@@ -319,6 +320,12 @@ def test_output_that_a_job_of_another_cluster_commits_is_not_produced_again(
                 with contextlib.suppress(grpc.aio.AioRpcError):
                     await take_checkpoint(cluster)
             told = (await failed).failure.message
+            for look_again in (False, True):  # as it is known, and as it is looked up
+                await cluster.client.ListJobs(client_pb2.ListJobsRequest(look_again=look_again))
+                details = await cluster.client.GetJob(client_pb2.GetJobRequest(job_id=JOB))
+                again = details.start_again
+                assert (not again) == is_removed
+                assert is_removed or again.endswith(f"{str(path)!r}) with {IN_DOUBT_KEY}: leave")
             assert f"savepoint {path} was taken behind it" in told
             assert f"is committed by job {OTHER.job_id}" in told
             assert f"start from {path} with --in-doubt leave" in told

@@ -137,6 +137,7 @@ def test_a_job_that_goes_back_behind_one_while_it_is_stored_takes_it_back(
         if properties.is_savepoint:
             runner.begin(stored(properties))
             runner.note_restored(restored_id)
+            LocalStore(tmp_path / "savepoint").put(MANIFEST_PATH, [b"there"])
             return SAVEPOINT_ID
         assert marks() == ({"taken-back"} if told else set())  # nobody is to commit it from now on
         if then == "ends":
