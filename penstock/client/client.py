@@ -18,7 +18,7 @@ import grpc
 import pyarrow as pa
 
 from penstock.client.client_tls import ClientTls
-from penstock.client.connection import LeaderConnection
+from penstock.client.connection import LeaderChannel, LeaderConnection
 from penstock.client.greeting import greeting
 from penstock.client.keyring import Token
 from penstock.client.protocol import (
@@ -30,7 +30,6 @@ from penstock.errors import (
     JobManagerUnreachable,
     JobRejected,
     RowsComeAgain,
-    StreamError,
 )
 from penstock.pb import checkpoint_pb2, client_pb2, client_pb2_grpc, graph_pb2
 
@@ -41,6 +40,9 @@ _UPLOAD_TIMEOUT_S = 600.0
 _CHECKPOINT_TIMEOUT_S = 600.0
 _SAVEPOINT_TIMEOUT_S = 1_200.0
 """It may wait for a checkpoint, and a checkpoint follows it."""
+
+_LEFT_S_MIN = 0.01
+"""A deadline may pass a little before its time."""
 
 _ResultT = TypeVar("_ResultT")
 
@@ -117,12 +119,7 @@ class Client:
         request = client_pb2.MissingArtifactsRequest(ids=list(by_id))
         missing = self._call(lambda stub: stub.MissingArtifacts, request).ids
         for artifact_id in missing:
-            pieces = pieces_of(by_id[artifact_id])
-            self._call(
-                lambda stub: stub.UploadArtifact,
-                upload_of(artifact_id, pieces),
-                timeout_s=_UPLOAD_TIMEOUT_S,
-            )
+            self._call(_uploading, by_id[artifact_id], timeout_s=_UPLOAD_TIMEOUT_S)
         return len(missing)
 
     def submit(self, job_id: str, graph: graph_pb2.JobGraph) -> str:
@@ -399,20 +396,31 @@ class Client:
         request: Any,
         timeout_s: float | None = None,
     ) -> _ResultT:
-        timeout_s = timeout_s or self._call_timeout_s
+        """Asks who leads; where that changes meanwhile, the next one.
 
-        def call() -> _ResultT:
-            return method(self._connection.stub())(
-                request, timeout=timeout_s, metadata=self._connection.metadata
-            )
+        Args:
+            timeout_s: how long it may take in all, but for the time until somebody leads; None = as calls may, each of them.
+        """
+        begun_at = time.monotonic()
+        patience_s = self._connection.leader_timeout_s
+        deadline, left_s = begun_at + patience_s, timeout_s or self._call_timeout_s
 
-        deadline = time.monotonic() + self._connection.leader_timeout_s
+        def call(channel: LeaderChannel) -> _ResultT:
+            return method(channel.stub)(request, timeout=left_s, metadata=self._connection.metadata)
+
         while True:
+            channel = shielded(self._connection.channel)
+            asked_at = time.monotonic()
             try:
-                return self._shielded(call)
+                return self._shielded(call, channel)
             except JobManagerUnreachable:
                 # Another leads now, or will: what is asked twice is done once.
-                if not self._connection.may_be_answered or time.monotonic() >= deadline:
+                now = time.monotonic()
+                if now - asked_at >= patience_s:
+                    deadline = now + patience_s  # it was under way for long, and has just been lost
+                if timeout_s:
+                    left_s = timeout_s - (now - begun_at)
+                if not self._connection.may_be_answered or now >= deadline or left_s <= _LEFT_S_MIN:
                     raise
 
     def _stream(
@@ -425,39 +433,44 @@ class Client:
     ) -> Iterator[_ResultT]:
         calls: list[Any] = []
 
+        def begin(channel: LeaderChannel) -> None:
+            begun = method(channel.stub)
+            calls.append(begun(request, timeout=timeout_s, metadata=self._connection.metadata))
+
         def end() -> None:
             while calls:
                 calls.pop().cancel()
 
+        channel = shielded(self._connection.channel)
         try:
-            self._shielded(
-                lambda: calls.append(
-                    method(self._connection.stub())(
-                        request, timeout=timeout_s, metadata=self._connection.metadata
-                    )
-                )
-            )
-            while (message := self._shielded(lambda: next(calls[0], None))) is not None:
+            self._shielded(begin, channel)
+            while (message := self._shielded(lambda _: next(calls[0], None), channel)) is not None:
                 yield message
         finally:
             shielded(end)
 
-    def _shielded(self, work: Callable[[], _ResultT]) -> _ResultT:
+    def _shielded(
+        self, work: Callable[[LeaderChannel], _ResultT], channel: LeaderChannel
+    ) -> _ResultT:
         """Does something with gRPC; nothing of it, errors included, is left to the thread that waits."""
 
         def run() -> _ResultT:
             try:
-                return work()
+                return work(channel)
             except grpc.RpcError as error:
-                failure = self._connection.translated(error)
+                failure = self._connection.translated(error, channel)
             except ValueError as error:
-                failure = self._closed(error)
+                failure = self._connection.closed(error, channel)
             raise failure
 
         return shielded(run)
 
-    def _closed(self, error: ValueError) -> StreamError:
-        """What a call on a channel that another thread has just closed ends with."""
-        if "closed" not in str(error):
-            raise error
-        return JobManagerUnreachable("the client was closed while the call began")
+
+def _uploading(stub: client_pb2_grpc.JobManagerStub) -> Callable[..., Any]:
+    """A call that sends an artifact, from its beginning each time."""
+
+    def upload(artifact: Uploadable, **options: Any) -> Any:
+        messages = upload_of(artifact_id_of(artifact), pieces_of(artifact))
+        return stub.UploadArtifact(messages, **options)
+
+    return upload

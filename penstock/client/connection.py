@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -53,6 +54,19 @@ _OPTIONS = [
 ]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LeaderChannel:
+    """A channel to one JobManager.
+
+    Attributes:
+        closings: how often the client had been closed when it was opened.
+    """
+
+    stub: client_pb2_grpc.JobManagerStub
+    close: Callable[[], object]
+    closings: int
+
+
 class LeaderConnection:
     """See the module. May be used by several threads at once.
 
@@ -89,10 +103,12 @@ class LeaderConnection:
         """What to mind, where that is of an earlier version."""
         self._connecting = threading.Lock()
         self._lock = threading.Lock()
-        self._connected: client_pb2_grpc.JobManagerStub | None = None
+        self._opened: LeaderChannel | None = None
+        """To who leads, or to who is greeted."""
+        self._connected: LeaderChannel | None = None
+        self._closings = 0
         self._trusted = b""
         """The CAs that the channel was opened with."""
-        self._close_channel: Callable[[], object] = _nothing
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -108,30 +124,43 @@ class LeaderConnection:
         return self.has_standbys or trusted_bytes(self._tls) != self._trusted
 
     def close(self) -> None:
-        """Closes the channel and ends the calls on it."""
+        """Closes the channel and ends the calls on it, and whatever waits for who leads."""
         with self._lock:
-            close_channel, self._close_channel = self._close_channel, _nothing
-            self._connected = None
-        shielded(close_channel)
+            self._closings += 1
+            opened = self._opened
+        if opened is not None:
+            self._drop(opened)
 
-    def stub(self) -> client_pb2_grpc.JobManagerStub:
-        """That of the JobManager that leads; connects where nothing is connected.
+    def _drop(self, channel: LeaderChannel) -> None:
+        """Closes a channel. The one that has taken its place meanwhile, with the calls of others, stays."""
+        with self._lock:
+            if self._opened is channel:
+                self._opened = self._connected = None
+        shielded(channel.close)
+
+    def _is_left(self, closings: int) -> bool:
+        return closings != self._closings
+
+    def channel(self) -> LeaderChannel:
+        """That to the JobManager that leads; connects where nothing is connected.
 
         Raises:
             JobManagerUnreachable: nobody answers, or nobody has come to lead in time.
             ProtocolMismatch: another version, or no JobManager.
             Unauthenticated: the token is missing or wrong.
+            StreamError: the client was closed meanwhile.
         """
+        closings = self._closings
         with self._connecting:
-            return self._connected or self._connect()
+            return self._connected or self._connect(closings)
 
-    def _connect(self) -> client_pb2_grpc.JobManagerStub:
+    def _connect(self, closings: int) -> LeaderChannel:
         """Finds who leads; where there are several JobManagers, waits for one that does."""
         deadline, patience_s = time.monotonic() + self.leader_timeout_s, _PATIENCE_S
         while True:
             failures: list[JobManagerUnreachable] = []
-            if (stub := self._greeted(failures, patience_s)) is not None:
-                return stub
+            if (channel := self._greeted(failures, patience_s, closings)) is not None:
+                return channel
             patience_s *= 2
             if not self.has_standbys or time.monotonic() >= deadline:
                 break
@@ -142,8 +171,8 @@ class LeaderConnection:
         )
 
     def _greeted(
-        self, failures: list[JobManagerUnreachable], patience_s: float
-    ) -> client_pb2_grpc.JobManagerStub | None:
+        self, failures: list[JobManagerUnreachable], patience_s: float, closings: int
+    ) -> LeaderChannel | None:
         """Asks the addresses that were given, then those that standbys have told of, who leads.
 
         Args:
@@ -154,31 +183,44 @@ class LeaderConnection:
         for named in asked:
             address = self._look_up(named)
             self._trusted = trusted_bytes(self._tls)
-            channel = open_channel(address, _OPTIONS, self._tls)
-            # Also where nobody closes the client: a call that is left over would hold up the exit.
-            close_channel = weakref.finalize(self, channel.close)
-            stub = client_pb2_grpc.JobManagerStub(channel)
-            with self._lock:
-                self._close_channel = close_channel
+            channel = self._open(address, closings)
             try:
-                self._greet(address, stub, patience_s if self.has_standbys else math.inf)
+                self._greet(address, channel, patience_s if self.has_standbys else math.inf)
             except JobManagerUnreachable as error:
-                close_channel()
+                self._drop(channel)
                 failures.append(error)
                 if isinstance(error, NotLeader):
                     self.has_standbys = True
                     asked += [error.leader] * (bool(error.leader) and error.leader not in asked)
             except BaseException:
-                close_channel()
+                self._drop(channel)
                 raise
             else:
                 with self._lock:
                     # Whoever has closed the client meanwhile has closed this channel.
-                    if self._close_channel is close_channel:
-                        self._connected = stub
+                    if self._opened is channel:
+                        self._connected = channel
                     self.leader = named
-                return stub
+                return channel
         return None
+
+    def _open(self, address: str, closings: int) -> LeaderChannel:
+        """Opens a channel.
+
+        Raises:
+            StreamError: the client was closed since somebody has asked for it.
+        """
+        channel = open_channel(address, _OPTIONS, self._tls)
+        # Also where nobody closes the client: a call that is left over would hold up the exit.
+        close = weakref.finalize(self, channel.close)
+        opened = LeaderChannel(client_pb2_grpc.JobManagerStub(channel), close, closings)
+        with self._lock:
+            is_left = self._is_left(closings)
+            self._opened = None if is_left else opened
+        if is_left:
+            close()
+            raise _ended_here("the client was closed")
+        return opened
 
     def _look_up(self, named: str) -> str:
         """Where to connect to; takes the token of the cluster there where none was given."""
@@ -188,12 +230,14 @@ class LeaderConnection:
         self._keyring = keyring_of("" if found is None else found.token)
         return named if found is None else found.address
 
-    def _greet(self, address: str, stub: client_pb2_grpc.JobManagerStub, patience_s: float) -> None:
+    def _greet(self, address: str, channel: LeaderChannel, patience_s: float) -> None:
         timeout_s = min(patience_s, self._connect_timeout_s)
         try:
-            response = stub.Hello(greeting(), timeout=timeout_s, metadata=self.metadata)
+            response = channel.stub.Hello(greeting(), timeout=timeout_s, metadata=self.metadata)
+        except ValueError as error:
+            raise self.closed(error, channel) from error
         except grpc.RpcError as error:
-            ours = self.translated(error, f"{address}: ")
+            ours = self.translated(error, channel, f"{address}: ")
             # One that is silent has no word on TLS either, and the next is to be asked.
             is_silent = patience_s < math.inf and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             if type(ours) is JobManagerUnreachable and not is_silent:
@@ -203,10 +247,13 @@ class LeaderConnection:
         check_answer(response, address)
         self.older_cluster = older_cluster(response, address)
 
-    def translated(self, error: grpc.RpcError, prefix: str = "") -> StreamError:
+    def translated(
+        self, error: grpc.RpcError, channel: LeaderChannel, prefix: str = ""
+    ) -> StreamError:
         """Our error for one of a call; the channel is closed where it may lead nowhere any more.
 
         Args:
+            channel: of the call.
             prefix: which address was greeted; "" = the call went to who leads.
         """
         call: Any = error
@@ -214,14 +261,14 @@ class LeaderConnection:
         if is_ours(error):
             ours = error_from_rpc(error)
             if isinstance(ours, NotLeader) and not prefix:
-                self.close()
+                self._drop(channel)
             return ours
-        if is_ended_here(error):
-            return StreamError(f"the call was ended on this side: {call.details()}")
+        if is_ended_here(error) or (code in UNANSWERED and self._is_left(channel.closings)):
+            return _ended_here(call.details())
         if code in UNANSWERED:
             if code is not grpc.StatusCode.DEADLINE_EXCEEDED and not prefix:
                 # What answered may be gone for good: look for the leader at the next call.
-                self.close()
+                self._drop(channel)
             where = prefix or f"the JobManager at {', '.join(self._addresses)} does not answer: "
             after = "" if prefix else "; is it running? `penstock cluster status` tells"
             why = "" if prefix or self._tls is None else why_no_channel(self.leader, self._tls)
@@ -233,6 +280,14 @@ class LeaderConnection:
             )
         return error_from_rpc(error)
 
+    def closed(self, error: ValueError, channel: LeaderChannel) -> StreamError:
+        """What a call on a channel that another thread has just closed ends with."""
+        if "closed" not in str(error):
+            raise error
+        if self._is_left(channel.closings):
+            return _ended_here("the client was closed while the call began")
+        return JobManagerUnreachable("the connection was closed while the call began")
 
-def _nothing() -> None:
-    """Closes no channel."""
+
+def _ended_here(why: str) -> StreamError:
+    return StreamError(f"the call was ended on this side: {why}")

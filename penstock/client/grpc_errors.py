@@ -73,7 +73,7 @@ UNANSWERED: Final = frozenset({_Status.UNAVAILABLE, _Status.DEADLINE_EXCEEDED, _
 BROKEN: Final = "the connection broke before an answer came"
 """Why a call got no answer where somebody had let it in."""
 
-_ENDED_HERE: Final = ("Locally cancelled by application!", "Channel closed!")
+_ENDED_HERE: Final = "Locally cancelled by application!"
 """What gRPC writes of calls that this process has ended itself."""
 
 _REASONS: Final = (
@@ -171,7 +171,7 @@ def error_from_rpc(error: grpc.RpcError) -> StreamError:
 def is_ended_here(error: grpc.RpcError) -> bool:
     """Whether this process has ended a call itself, as it does at Ctrl-C: that says nothing of the other side."""
     call: Any = error
-    return call.code() is _Status.CANCELLED and call.details() in _ENDED_HERE
+    return call.code() is _Status.CANCELLED and call.details() == _ENDED_HERE
 
 
 def is_ours(error: grpc.RpcError) -> bool:

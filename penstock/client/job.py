@@ -37,6 +37,7 @@ TERMINAL_STATES = frozenset(
 )
 _WATCH_INTERVAL_MS = 200
 _TERMINATION_TIMEOUT_S = 10.0
+_STOP_PAUSE_S = 1.0
 
 
 class JobHandle:
@@ -351,10 +352,10 @@ class _Drains:
 
     def stop(self, client: Client) -> None:
         """Gives up: ends the calls of the threads, and with them the threads."""
-        if any(thread.is_alive() for thread in self._threads):
-            client.close()  # it connects again when it is used
         for thread in self._threads:
-            thread.join()
+            while thread.is_alive():
+                client.close()  # it connects again when it is used
+                thread.join(_STOP_PAUSE_S)  # it may have been about to call again
 
     def _drain(self, rows: CollectedRows) -> None:
         try:
