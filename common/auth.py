@@ -83,7 +83,9 @@ class TokenServerInterceptor(grpc.aio.ServerInterceptor):
         return refusing(handler, Unauthenticated(_NO_TOKEN), self._tell)
 
     def _tell(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        self._refusals.tell("call.refused", address_of(context.peer()), "its token is missing or wrong")
+        self._refusals.tell(
+            "call.refused", address_of(context.peer()), "its token is missing or wrong"
+        )
 
     def _is_authorized(self, details: grpc.HandlerCallDetails) -> bool:
         for key, value in details.invocation_metadata or ():

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from penstock.pb import graph_pb2
 
@@ -82,7 +83,22 @@ def zip_bytes(files: Mapping[str, bytes]) -> bytes:
 
 def table_artifact(table: pa.Table, *, name: str) -> LocalArtifact:
     """The table as an Arrow IPC file, in batches that can be read one by one."""
+    try:
+        data = _file_of(table)
+    except pa.ArrowInvalid:  # dictionaries of its chunks that together outgrow their index
+        data = _file_of(_without_dictionaries(table))
+    return LocalArtifact.of(memoryview(data), name=name, kind=DATA)
+
+
+def _file_of(table: pa.Table) -> pa.Buffer:
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
+    options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)  # a file has one for each column
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=_TABLE_BATCH_ROWS)
-    return LocalArtifact.of(memoryview(sink.getvalue()), name=name, kind=DATA)
+    return sink.getvalue()
+
+
+def _without_dictionaries(table: pa.Table) -> pa.Table:
+    types = (kind.value_type if pt.is_dictionary(kind) else kind for kind in table.schema.types)
+    fields = (field.with_type(kind) for field, kind in zip(table.schema, types, strict=True))
+    return table.cast(pa.schema(fields))

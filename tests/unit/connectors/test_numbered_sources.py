@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from penstock.client.artifacts import table_artifact
 from penstock.connectors import arrow_source, generator_source, nexmark_source
 from penstock.errors import JobRejected, TaskFailure
 from penstock.nexmark import generator as nexmark
@@ -351,3 +352,26 @@ def test_a_slow_stream_gives_whole_blocks(rate: float, total: int, done: int | N
     expected = rate / 2 * 4 + (done or 0) if total < 0 else split.rows(total)
     assert rows == pytest.approx(expected, rel=0.05)
     assert runs <= 2 + (rows / split.block_rows)
+
+
+@pytest.mark.parametrize("count", [2, 200])
+def test_a_shipped_table_may_have_a_dictionary_in_each_chunk(
+    harness: Any, tmp_path: Path, count: int
+) -> None:
+    kind = pa.dictionary(pa.int8(), pa.string())
+    halves = [[str(i) for i in range(first, first + count // 2)] for first in (0, count // 2)]
+    chunks = [pa.array(half).dictionary_encode().cast(kind) for half in halves]
+    table = pa.table({"n": pa.chunked_array(chunks)})
+    path = tmp_path / "table"
+    path.write_bytes(table_artifact(table, name="table").data)
+    harness.artifact_paths["x"] = str(path)
+    spec, schema = arrow_source("x", table.schema)
+    assert schema == pa.schema({"n": pa.string()})
+    source = harness.start(spec, schema)
+    values = [
+        value
+        for split in harness.discover(source)
+        for batch in harness.read_split(source, split, 50)[0]
+        for value in batch.column("n").to_pylist()
+    ]
+    assert values == [str(i) for i in range(count)]
