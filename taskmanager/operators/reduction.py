@@ -18,7 +18,7 @@ from typing_extensions import override
 from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.errors import BadRecord, TaskFailure
 from penstock.pb import graph_pb2
-from penstock.rows.column_values import record_as_dict, short_repr
+from penstock.rows.column_values import is_never_changed, record_as_dict, short_repr
 from penstock.rows.rows import (
     Row,
     RowBuilder,
@@ -161,6 +161,9 @@ class RowReducer:
         self.schema = user_schema(schema_from_bytes(operator.input_schema))
         self._make_row = _row_maker(self.schema, set(operator.window_function.keys))
         self._builder = RowBuilder(self.schema)
+        self._may_change = [
+            i for i, field in enumerate(self.schema) if not is_never_changed(field.type)
+        ]
 
     def open(self, context: OperatorContext) -> None:
         """Loads and opens the function."""
@@ -195,7 +198,8 @@ class RowReducer:
         return concatenated([batch, made]).take(pa.array(chosen, pa.int64()))
 
     def _call(self, batch: pa.RecordBatch, bounds: Int64Array) -> list[int]:
-        """Which row each group comes to: one of the batch, or one of those behind it, which the builder has got."""
+        """Which row each group comes to: one of the batch, or one of those behind it, which the builder has got: also one
+        of the batch of which a list or the like was read, and may have been changed."""
         function, make, names = self._handle.function, self._make_row, tuple(self.schema.names)
         kind, columns, new = row_class(batch), lazy_columns(batch), object.__new__
         chosen: list[int] = []
@@ -210,11 +214,12 @@ class RowReducer:
                     row._penstock_index = index
                     result = function(reduced, row)
                     reduced = result if isinstance(result, Row) else make(result, reduced)
-                if reduced._penstock_columns is columns:
+                is_given = reduced._penstock_columns is columns
+                if is_given and not any(columns[i] is not None for i in self._may_change):
                     chosen.append(reduced._penstock_index)
                     continue
                 chosen.append(batch.num_rows + len(self._builder))
-                as_tuple = len(names) > 1 and Row.keys(reduced) == names
+                as_tuple = not is_given and len(names) > 1 and Row.keys(reduced) == names
                 self._builder.append(tuple(Row.as_dict(reduced).values()) if as_tuple else reduced)
         except Exception as error:
             self._builder.clear()

@@ -84,3 +84,21 @@ def test_rows_that_are_given_back_and_new_ones_lie_side_by_side(window: str) -> 
         else:
             expected[key] = {"k": held["k"], "v": held["v"] + v, "w": held["w"]}
     assert sorted(found, key=str) == sorted(expected.values(), key=str)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_list_that_is_added_to_in_a_row_is_part_of_what_is_given_back(window: str) -> None:
+    def function(one: Any, other: Any) -> Any:
+        if other.v == 3:
+            return {"k": one.k, "v": one.v, "w": [*one.w, *other.w]}
+        one.w.extend(other.w)
+        return one
+
+    schema = {"k": "int64", "v": "int64", "w": "list<int64>"}
+    with pt.harness(lambda s: WINDOWS[window](s).reduce(function), schema=schema) as h:
+        rows = [{"k": 1, "v": 1, "w": [1]}, {"k": 1, "v": 2, "w": [2]}]
+        h.push_many(rows, [0, 1])
+        if window != "count":
+            h.push({"k": 1, "v": 3, "w": [3]}, event_time=2)
+        h.end()
+        assert [row["w"] for row in h.output] == [[1, 2] if window == "count" else [1, 2, 3]]
