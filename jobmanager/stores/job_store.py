@@ -313,9 +313,14 @@ class JobStore:
 
         Raises: as ``reserve_attempts``.
         """
+
+        def note(record: job_record_pb2.StoredJob) -> None:
+            if not record.HasField("end"):
+                record.history.CopyFrom(history)  # whoever was to take it along may have failed
+
         record = self._record(job_id)
         record.history = history
-        record.change(lambda _: None)
+        record.change(note)
 
     def note_end(
         self,

@@ -168,6 +168,26 @@ def test_a_graph_without_a_record_was_never_acknowledged() -> None:
     assert jobs.list("") == []
 
 
+def test_a_history_is_noted_where_a_swap_that_was_to_take_it_along_has_failed() -> None:
+    kept, jobs = MemoryStore(1 << 20), Lossy()
+    store = lead(kept, jobs)
+    store.save(JOB, GRAPH, 1)
+    changed = store._record(JOB).change
+    history = job_record_pb2.StoredHistory(rivals_won=7)
+
+    def change_behind_another(note: Callable[[job_record_pb2.StoredJob], None]) -> None:
+        with pytest.raises(StoreTransient):
+            changed(lambda _: None)
+        changed(note)
+
+    jobs.faults = ["failing"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store._record(JOB), "change", change_behind_another)
+        store.note_history(JOB, history)
+    (found,) = lead(kept, jobs).stored()
+    assert found.record.history == history
+
+
 class Flapping(MemoryStore):
     """Its file system is not mounted while a call is made, and is again when the next one is."""
 
