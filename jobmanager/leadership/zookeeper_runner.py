@@ -15,12 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
 from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import ConnectionClosedError, KazooException, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
 
+from common.outage_log import OutageLog
 from jobmanager.leadership.election import (
     Connected,
     Elected,
@@ -40,6 +42,7 @@ from penstock.errors import ConfigurationError
 _RETRY_FIRST_S: Final = 0.1
 _RETRY_MAX_S: Final = 1.0
 _STOP_TIMEOUT_S: Final = 2.0
+_REFUSED_PAUSE_S: Final = 5.0
 
 
 class ZookeeperRunner:
@@ -69,6 +72,9 @@ class ZookeeperRunner:
         self._changed = threading.Event()
         self._is_over = False
         self._contending: threading.Thread | None = None
+        self._refusals = OutageLog(
+            structlog.get_logger(__name__), "election.refused", "election.admitted", "error"
+        )
 
     def start(self) -> None:
         """Takes part from now on; what comes of it is told."""
@@ -140,25 +146,44 @@ class ZookeeperRunner:
                 self._contending.start()
 
     def _contend(self) -> None:
-        try:
-            self._client.DataWatch(f"{self._base}/leader", self._leader_changed)
-            self._node = self._client.retry(self._join)
-            while not self._is_over:
-                rival = before(self._node, self._client.retry(self._nodes))
-                if rival is None:
-                    self._tell(SessionLost())
-                    return
-                if not rival:
-                    self._tell(Elected())
-                    return
+        """Takes part; where the servers refuse that, tries again, since access is given while they and this run."""
+        while not self._is_over:
+            try:
+                self._take_part()
+            except (ConnectionClosedError, KazooTimeoutError):
+                if not self._is_over:
+                    raise
+            except KazooException as error:
+                self._refusals.failed(
+                    type(error).__name__,
+                    retry_s=_REFUSED_PAUSE_S,
+                    reason=f"ZooKeeper refuses {self._base} ({type(error).__name__}): this JobManager stands by and cannot "
+                    "lead; check that high-availability.zookeeper.client.auth and .credentials-file are those of "
+                    "the others",
+                )
                 self._changed.clear()
-                if self._client.retry(
-                    self._client.exists, f"{self._election}/{rival}", self._rival_changed
-                ):
-                    self._changed.wait()
-        except (ConnectionClosedError, KazooTimeoutError):
-            if not self._is_over:
-                raise
+                if not self._is_over:
+                    self._changed.wait(_REFUSED_PAUSE_S)
+            else:
+                return
+
+    def _take_part(self) -> None:
+        self._client.DataWatch(f"{self._base}/leader", self._leader_changed)
+        self._node = self._client.retry(self._join)
+        self._refusals.worked()
+        while not self._is_over:
+            rival = before(self._node, self._client.retry(self._nodes))
+            if rival is None:
+                self._tell(SessionLost())
+                return
+            if not rival:
+                self._tell(Elected())
+                return
+            self._changed.clear()
+            if self._client.retry(
+                self._client.exists, f"{self._election}/{rival}", self._rival_changed
+            ):
+                self._changed.wait()
 
     @property
     def _election(self) -> str:

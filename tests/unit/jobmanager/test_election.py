@@ -11,11 +11,13 @@ import grpc.aio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kazoo.client import KazooState
+from kazoo.exceptions import NoAuthError
 from structlog.testing import capture_logs
 
 from common.clock import SystemClock
 from common.grpc_server import make_server
-from jobmanager.leadership import leadership_runner
+from jobmanager.leadership import leadership_runner, zookeeper_runner
 from jobmanager.leadership.election import (
     Connected,
     Elected,
@@ -101,6 +103,80 @@ def test_a_standby_refuses_every_kind_of_call_and_tells_who_leads(
         await server.stop(None)
         assert standby.status.startswith("standby; ")
         assert bool(standby.why_not_serving) == (leader is None)
+
+    asyncio.run(scenario())
+
+
+class Refusing:
+    """A client of ZooKeeper whose nodes are somebody else's at first."""
+
+    connected = True
+
+    def __init__(self, **_: Any) -> None:
+        self.refusals = 3
+        self._listeners: list[Any] = []
+
+    def add_listener(self, listener: Any) -> None:
+        self._listeners.append(listener)
+
+    def start_async(self) -> None:
+        for listener in self._listeners:
+            listener(KazooState.CONNECTED)
+
+    def DataWatch(self, path: str, tell: Any) -> None:  # noqa: N802 - kazoo's
+        if self.refusals:
+            self.refusals -= 1
+            raise NoAuthError
+        tell(encode_leader(LEADER), None)
+
+    def retry(self, call: Any, *arguments: Any) -> Any:
+        return call(*arguments)
+
+    def ensure_path(self, path: str) -> None:
+        pass
+
+    def get_children(self, path: str) -> list[str]:
+        return ["own-0000000001"]
+
+    def create(self, path: str, *_: Any, **__: Any) -> str:
+        return f"{path.rpartition('/')[0]}/own-0000000001"
+
+    def delete(self, path: str) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_who_may_not_touch_the_nodes_of_an_election_says_so_and_takes_part_once_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with credentials that are not those of the other JobManagers, until somebody gives it theirs."""
+    monkeypatch.setattr(zookeeper_runner, "KazooClient", Refusing)
+    monkeypatch.setattr(zookeeper_runner, "_REFUSED_PAUSE_S", 0.01)
+
+    async def scenario() -> None:
+        elected = asyncio.Event()
+
+        def hear(event: Any) -> None:
+            if event == Elected():
+                elected.set()
+
+        config = Configuration.from_mapping({"high-availability.zookeeper.quorum": "h:1"})
+        candidate = zookeeper_runner.ZookeeperRunner(config, "host:1", hear)
+        with capture_logs() as logs:
+            candidate.start()
+            async with asyncio.timeout(DEADLINE_S):
+                await elected.wait()
+        await candidate.stop()
+        refused, admitted = [one for one in logs if one["log_level"] != "debug"]
+        assert (refused["event"], refused["log_level"]) == ("election.refused", "error")
+        assert "NoAuthError" in refused["reason"]
+        assert "credentials-file" in refused["reason"]
+        assert admitted["event"] == "election.admitted"
 
     asyncio.run(scenario())
 
