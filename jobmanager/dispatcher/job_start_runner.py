@@ -79,7 +79,8 @@ class JobStart:
             JobRejected: the other one has been faster.
             StoreTransient: it cannot be said now.
         """
-        claim_output(self.point, self.output, self.job_id, has_ended)
+        if untold := claim_output(self.point, self.output, self.job_id, has_ended):
+            _log.warning("savepoint.original_not_asked", path=self.point.uri, reason=untold)
 
     def claim(self) -> None:
         """Makes what the job starts from its own, and nobody else's; blocks. To be repeated after an error.

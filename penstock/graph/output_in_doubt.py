@@ -16,7 +16,7 @@ from penstock.errors import JobRejected, StoreCorrupt, StoreNotFound, StoreTrans
 from penstock.pb import graph_pb2
 from penstock.storage.manifest import decode_manifest
 from penstock.storage.object_store import FIRST_ANSWER_MS, ObjectStore
-from penstock.storage.open_store import open_store
+from penstock.storage.open_store import is_s3, open_store
 from penstock.storage.output_claim import (
     OutputClaim,
     OutputUse,
@@ -166,8 +166,11 @@ def _takes_back(job_id: str) -> OutputClaim:
 
 def claim_output(
     point: RestorePoint, decision: OutputDecision, job_id: str, has_ended: Callable[[str], bool]
-) -> None:
+) -> str:
     """Says where others look what a job is about to do with output; before it does so. To be repeated after an error.
+
+    Returns:
+        Why the job that a moved savepoint was taken of cannot be told; "" = it can, or needs not.
 
     Raises:
         JobRejected: another job has been faster.
@@ -187,13 +190,21 @@ def claim_output(
         elif decision.commits:
             wanted = OutputClaim(OutputUse.COMMITS, job_id)
             made = make_claim(_deciding_store(point), wanted, has_ended)
+            untold = ""
+            if made == wanted and (left := _left_behind(point)) is not None:
+                try:
+                    made = make_claim(left, wanted, has_ended)
+                except StoreTransient as error:
+                    untold = f"{left!r}, where it was taken, cannot be told: {error}"
             if made != wanted:
                 raise JobRejected(
                     f"{point.uri} cannot be started from with --in-doubt commit: meanwhile the output that it covers "
                     f"is {made.use.value} by job {made.job_id}; say --in-doubt leave"
                 )
+            return untold
     except StoreCorrupt as error:
         raise JobRejected(f"{point.uri} cannot be started from: {error}") from error
+    return ""
 
 
 def release_output(point: RestorePoint, decision: OutputDecision, job_id: str) -> None:
@@ -208,7 +219,10 @@ def release_output(point: RestorePoint, decision: OutputDecision, job_id: str) -
     elif decision.commits:
         claimant = decision.claimant
         before = OutputClaim(OutputUse.COMMITS, claimant) if claimant else None
-        release_claim(_deciding_store(point), OutputClaim(OutputUse.COMMITS, job_id), before)
+        own = OutputClaim(OutputUse.COMMITS, job_id)
+        release_claim(_deciding_store(point), own, before)
+        if (left := _left_behind(point)) is not None:
+            release_claim(left, own, before)
 
 
 def _found(point: RestorePoint) -> tuple[ObjectStore, PreparedOutput]:
@@ -253,6 +267,29 @@ def _original(point: RestorePoint) -> ObjectStore:
     own = point.manifest
     is_same = (taken.job_id, taken.checkpoint_id) == (own.job_id, own.checkpoint_id)
     return store if is_same else point.store
+
+
+def _left_behind(point: RestorePoint) -> ObjectStore | None:
+    """The directory from which a savepoint was moved, where its original looks before it produces the output again; None =
+    it is there still, or there is no place for it (on another machine).
+
+    Raises:
+        StoreTransient: it cannot be looked at now.
+    """
+    try:
+        _original(point)
+    except StoreNotFound:
+        target = without_slash(point.manifest.properties.target)
+    except StreamError:
+        return None
+    else:
+        return None
+    if not is_s3(target):
+        try:
+            open_store(target.rpartition("/")[0] or "/").first_parts()
+        except StoreNotFound:
+            return None
+    return open_store(target)
 
 
 def decided_output(graph: graph_pb2.JobGraph) -> OutputDecision:

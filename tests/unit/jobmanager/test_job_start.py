@@ -135,6 +135,21 @@ def test_a_copy_that_cannot_ask_its_original_says_so(tmp_path: Path, original: s
     assert all(f"{taken}, where it was taken, cannot be asked" in reason for reason in told)
 
 
+def test_whoever_commits_what_a_moved_savepoint_covers_tells_its_original(tmp_path: Path) -> None:
+    taken, moved = tmp_path / "kept" / "taken", tmp_path / "moved"
+    make_savepoint(taken, str(taken))
+    taken.rename(moved)
+    shutil.copytree(moved, tmp_path / "copy")
+    assert begin(moved, NEW, "commit") == "commit"
+    with pytest.raises(Unrecoverable, match=f"is committed by job {NEW}"):
+        original_goes_back(taken)
+    with pytest.raises(JobRejected, match=f"is committed by job {NEW}; say --in-doubt leave"):
+        begin(tmp_path / "copy", CLAIMER, "commit")
+    shutil.rmtree(taken.parent)  # or on another machine, where nothing is made
+    assert begin(tmp_path / "copy", CLAIMER, "commit") == "commit"
+    assert not taken.parent.exists()
+
+
 def test_what_its_job_has_taken_back_nobody_commits_unless_that_has_ended(tmp_path: Path) -> None:
     make_savepoint(tmp_path)
     original_goes_back(tmp_path)
