@@ -44,7 +44,7 @@ from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.stored_job import StoredJob
 from jobmanager.traces.span import ReportSpan
 from penstock.config import Configuration
-from penstock.errors import JobRejected, StoreTransient, StreamError
+from penstock.errors import JobRejected, StoreNotFound, StoreTransient, StreamError
 from penstock.graph.plan_text import what_grows
 from penstock.pb import client_pb2, graph_pb2
 
@@ -392,7 +392,7 @@ class DispatcherRunner:
 
         Raises:
             JobNotFound: there is no such job.
-            StoreTransient: that it is cancelled cannot be stored, and it cannot be read either.
+            StoreTransient, StoreNotFound: that it is cancelled cannot be stored, and it cannot be read either.
         """
         job = self.jobs.find(job_id)
         job_id, is_noted = job.record.job_id, True
@@ -401,7 +401,7 @@ class DispatcherRunner:
         try:
             note = partial(self._store.note_cancellation, job_id)
             await self._records.run("note the cancellation", note)
-        except StoreTransient as error:
+        except (StoreTransient, StoreNotFound) as error:
             if job.unreadable is not None:
                 raise
             # It is cancelled all the same; only a JobManager that dies now would run it again.

@@ -131,14 +131,15 @@ class GroupPreparations:
             return effects
         options = self._parts.options
         if options.begins_again and not options.has_committed:
-            if self._parts.failover.takes_up_restart(self._parts.now_ms):
+            failover, has_begun = self._parts.failover, options.has_begun
+            if has_begun and failover.takes_up_restart(self._parts.now_ms):
                 # Asked for once more behind the delay: some of what is left may go meanwhile.
                 self._seeks_attempts = self._has_waited = True
                 return [*effects, Failed(being_restarted(), ALL, resumes=True)]
             if restored is not None:
                 self._adopt(restored, event.located)
-            if not self._has_waited:
-                self._parts.failover.note_begun_again(event.reason, self._parts.now_ms)
+            if has_begun and not self._has_waited:
+                failover.note_begun_again(event.reason, self._parts.now_ms)
             return effects + self._begin_from(group, restored)
         self._parts.failover.go_on()
         cause = not_begun_again(has_committed=options.has_committed)

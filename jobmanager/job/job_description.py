@@ -109,7 +109,7 @@ class JobDescription:
             first_attempt=first_attempt,
             is_recovered=is_recovered,
             goes_on=self.goes_on,
-            begins_again=self.settings.begins_again or not first_attempt,
+            begins_again=self.settings.begins_again or not (first_attempt and taskmanagers),
             has_committed=has_committed,
             operations=operations,
             taskmanagers=taskmanagers,

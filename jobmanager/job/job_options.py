@@ -69,6 +69,11 @@ class JobOptions:
         return self.is_recovered and self.goes_on
 
     @property
+    def has_begun(self) -> bool:
+        """False while no earlier JobManager has deployed anything of it, as where it has waited for slots."""
+        return bool(self.taskmanagers)
+
+    @property
     def survives(self) -> bool:
         """True when the job goes on after the end of its JobManager."""
         return self.coordinator is not None or self.restart.restarts or self.goes_on

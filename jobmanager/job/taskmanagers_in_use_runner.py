@@ -53,7 +53,7 @@ class TaskManagersInUseRunner:
     def note(self, taskmanager_ids: Iterable[str]) -> None:
         """These have attempts of the job, or are about to; begins to note them if it is news."""
         jobs, addresses = self._jobs, self._cluster.addresses(taskmanager_ids)
-        if jobs is None or addresses.keys() == self._noted:
+        if jobs is None or not addresses or addresses.keys() == self._noted:
             return
         self._noted = frozenset(addresses)
         self._under_way += 1

@@ -27,6 +27,8 @@ class StandbyRunner:
         self._address = address
         self.leader: LeaderNode | None = None
         """Who leads, as far as it was told."""
+        self._dead: LeaderNode | None = None
+        """Whose port was refused at the last look."""
         self._log = structlog.get_logger(__name__)
 
     @property
@@ -37,11 +39,21 @@ class StandbyRunner:
     @property
     def why_not_serving(self) -> str:
         """ "" while it sees a leader."""
-        return "" if self.leader is not None else self.status
+        return "" if self._seen is not None else self.status
+
+    @property
+    def _seen(self) -> LeaderNode | None:
+        """Who leads and may live; a leader at this address has been this process before."""
+        leader = self.leader
+        is_gone = leader is None or leader == self._dead or leader.address == self._address
+        return None if is_gone else leader
 
     @property
     def _leads(self) -> str:
-        return f"{self.leader.address} leads" if self.leader else "no JobManager is known to lead"
+        if self._seen is not None:
+            return f"{self._seen.address} leads"
+        last = f"; {self.leader.address} led last, and is gone" if self.leader else ""
+        return f"no JobManager is known to lead{last}"
 
     def answer_on(self, server: grpc.aio.Server) -> None:
         """Refuses every call of every service; of ``DaemonServer.serve``."""
@@ -50,7 +62,7 @@ class StandbyRunner:
     async def _refuse(self, _request: object, _context: object) -> AsyncIterator[Any]:
         raise NotLeader(
             f"the JobManager at {self._address} is a standby: {self._leads}",
-            self.leader.address if self.leader else "",
+            self._seen.address if self._seen else "",
         )
         yield  # makes it what gRPC expects
 
@@ -72,7 +84,9 @@ class StandbyRunner:
             failure = await _why_not_connected(leader)
             looked(failure is None)
             # Only a kernel that refuses proves that nobody is there; silence proves nothing.
-            if isinstance(failure, ConnectionRefusedError):
+            is_refused = isinstance(failure, ConnectionRefusedError)
+            self._dead = leader if is_refused else None
+            if is_refused:
                 if leader != said:
                     self._log.warning("leader.refused_connection", leader=leader.address)
                     said = leader

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -177,6 +179,30 @@ def test_who_may_not_touch_the_nodes_of_an_election_says_so_and_takes_part_once_
         assert "NoAuthError" in refused["reason"]
         assert "credentials-file" in refused["reason"]
         assert admitted["event"] == "election.admitted"
+
+    asyncio.run(scenario())
+
+
+def test_a_standby_sees_no_leader_in_one_whose_port_is_refused_or_that_it_was_itself() -> None:
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            address = f"127.0.0.1:{listening.getsockname()[1]}"
+            standby, dead = StandbyRunner("own:1"), asyncio.Event()
+            standby.leader = LeaderNode(address, 7, "abc-0000000003")
+            assert (standby.why_not_serving, standby.status) == ("", f"standby; {address} leads")
+
+        async def is_dead(_: LeaderNode) -> None:
+            dead.set()
+
+        watching = asyncio.ensure_future(standby.watch_leader(is_dead, lambda _: None))
+        await asyncio.wait_for(dead.wait(), DEADLINE_S)
+        told = f"standby; no JobManager is known to lead; {address} led last, and is gone"
+        assert standby.why_not_serving == standby.status == told
+        standby.leader = replace(LEADER, address="own:1")
+        assert "no JobManager is known to lead" in standby.why_not_serving
+        standby.leader = LEADER
+        assert standby.why_not_serving == ""
+        watching.cancel()
 
     asyncio.run(scenario())
 

@@ -77,6 +77,7 @@ class Story(JobStory):
             is_recovered=first_attempt > 0,
             shares_spill=shares_spill,
             goes_on=goes_on,
+            taskmanagers={"h0": ""} if first_attempt else {},
             history=JobHistory(failures or KeptFailures()),
         )
         super().__init__(plan, options, slots_per_taskmanager)

@@ -1,10 +1,13 @@
-"""Aim: whom the next JobManager has to ask for attempts is known before there are any.
+"""Aim: whom the next JobManager has to ask for attempts is known before there are any; where nobody is named, the job has
+only waited, and begins as if it had just been submitted.
 
-Method: over real gRPC with a TaskManager that only pretends; the note takes longer than a deployment would.
+Method: over real gRPC with a TaskManager that only pretends; the note takes longer than a deployment would, and a
+JobManager is "killed" by putting its job's record back.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +16,8 @@ from typing import Any
 import pytest
 
 from jobmanager.stores.job_store import JobStore
+from penstock.pb import client_pb2
+from tests.support.job_records import JobRecords
 from tests.unit.jobmanager.test_jobmanager_checkpoints import JOB, Checkpointed, run, settings
 
 LONGER_S = 0.3
@@ -46,5 +51,33 @@ def test_attempts_are_deployed_behind_the_note_of_their_taskmanagers(
             await cluster.submit(make_graph())
             await cluster.wait_for(JOB, "RUNNING")
         assert order[0] == "noted"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("strategy", ["none", "exponential-delay"])
+@pytest.mark.parametrize("takes_checkpoints", [False, True])
+def test_a_job_that_has_waited_for_slots_under_a_jobmanager_that_dies_begins_under_the_next(
+    make_graph: Any, cluster_of: Any, tmp_path: Path, strategy: str, takes_checkpoints: bool
+) -> None:
+    config = settings(tmp_path, **{"restart-strategy.type": strategy})
+    if not takes_checkpoints:
+        config["execution.checkpointing.interval"] = "none"
+
+    async def scenario() -> None:
+        async with cluster_of(config) as cluster:
+            await cluster.submit(make_graph())
+            asked = client_pb2.GetJobRequest(job_id=JOB)
+            while not (await cluster.client.GetJob(asked)).HasField("slot_wait"):  # noqa: ASYNC110 - over gRPC
+                await asyncio.sleep(0.01)
+            kept = JobRecords(tmp_path).copy()
+        JobRecords(tmp_path).put_back(kept)
+        assert JobRecords(tmp_path).all()[JOB].attempts_end > 0
+        async with cluster_of(config) as cluster:
+            Checkpointed(await cluster.add("tm1"))
+            details = await cluster.wait_for(JOB, "RUNNING")
+            assert details.summary.restarts == 0
+            told = client_pb2.ListExceptionsRequest(job_id=JOB)
+            assert not (await cluster.client.ListExceptions(told)).entries
 
     run(scenario)

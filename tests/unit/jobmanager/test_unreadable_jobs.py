@@ -399,6 +399,26 @@ def test_a_job_that_is_cancelled_as_it_can_be_read_again_does_not_run_on(
     run(scenario)
 
 
+@pytest.mark.parametrize("away", ["jobs", ""])
+def test_a_job_that_runs_is_cancelled_where_what_the_jobmanager_keeps_is_away(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, away: str
+) -> None:
+    """Its tasks end at once; its end is told of when that is safe."""
+    kept = tmp_path / "jobmanager" / away
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            await run_until_checkpoint(cluster, make_graph())
+            hidden = hide(kept)
+            await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            await cluster.wait_for(JOB, "CANCELLING")
+            hidden.rename(kept)
+            await cluster.wait_for(JOB, "CANCELED")
+            await JobRecords(tmp_path).until_clean()
+
+    run(scenario)
+
+
 def test_a_job_that_has_ended_is_shown_so_where_its_settings_cannot_be_used(
     cluster_of: Any, make_graph: Any, tmp_path: Path
 ) -> None:
