@@ -94,10 +94,13 @@ def pickle_function(function: object, *, operator: str) -> graph_pb2.Function:
 def trial_copy(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function to be called while the job is being built: it shares no variable with the one that will travel.
 
-    What cannot be pickled is returned as it is: the job is refused when it is planned.
+    What cannot be pickled is returned as it is: the job is refused when it is planned. Modules beside the script are
+    not copied, which slots import anew.
     """
+    directory = script_directory()
+    roots = [Path(root) for root in _shipped_roots.get()] + ([directory] if directory else [])
     try:
-        with _pickled_by_value(_unshipped_modules()):
+        with shipping(roots), _pickled_by_value(_unshipped_modules()):
             copied: Callable[..., Any] = _Apart(io.BytesIO(_pickled(function))).load()
     except Exception:  # noqa: BLE001 - pickling calls the user's code, which may raise anything
         return function

@@ -18,6 +18,7 @@ from penstock.aggregates.aggregate_layout import GroupColumnSpec
 from penstock.errors import TaskFailure
 from penstock.functions.user_code import display_name
 from penstock.rows.column_values import ValueMismatch, decode, encode, short_repr
+from penstock.rows.handed_over import handed_over_whole
 from penstock.rows.rows import rows_of
 from penstock.storage.codec import StateCodec, codec_of
 from penstock.storage.key_types import Int64Array
@@ -95,7 +96,7 @@ class CustomAggregate(GroupColumn):
                 held = self._accumulators.get(group)
                 if group not in self._accumulators:
                     held = function.create_accumulator()
-                values.append(function.result(held))
+                values.append(handed_over_whole(function.result(held)))
         except Exception as error:
             raise self._failure(error, "result", held) from error
         return self._encode(values)

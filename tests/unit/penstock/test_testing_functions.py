@@ -362,6 +362,33 @@ def test_a_merge_may_take_over_parts_of_the_other_accumulator() -> None:
         assert found == [[1], [1, 2], [1, 2, 3], [2, 3], [3]]
 
 
+class Sorted(ps.AggregateFunction):
+    """Gives one list again and again."""
+
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def create_accumulator(self) -> list[int]:
+        return []
+
+    def add(self, accumulator: list[int], value: Any) -> list[int]:
+        return [*accumulator, value.n]
+
+    def merge(self, a: list[int], b: list[int]) -> list[int]:
+        return a + b
+
+    def result(self, accumulator: list[int]) -> list[int]:
+        self.found[:] = sorted(accumulator)
+        return self.found
+
+
+def test_the_result_of_an_aggregate_is_taken_as_it_is_when_it_is_given() -> None:
+    with pt.harness(Sorted(), keys="user", window=ps.tumbling("1s"), schema=USER) as h:
+        h.push_many([{"user": u, "n": n} for u, n in (("a", 2), ("b", 3), ("a", 1))], [0] * 3)
+        h.end()
+        assert [(row["user"], row["result"]) for row in h.output] == [("a", [1, 2]), ("b", [3])]
+
+
 def test_late_rows_and_windows_of_processing_time() -> None:
     with pt.harness(
         lambda stream: (
