@@ -471,8 +471,10 @@ class JobMaster(JobMasterViews):
             self._become(state)
         self._phase = next_phase(self._phase, JobTurn.ALL_OVER)
         had_others = self.failure is not None or self.options.is_recovered or parts.has_left
-        sweeps = state is JobState.CANCELED and is_final and had_others
-        self._perform(left_at_end(parts, state, sweeps=sweeps))
+        # A job that has failed goes on from its newest checkpoint, if it has any.
+        is_over = is_final if state is JobState.CANCELED else parts.wiring is None
+        ends_early = state in (JobState.CANCELED, JobState.FAILED)
+        self._perform(left_at_end(parts, state, sweeps=ends_early and is_over and had_others))
 
     def _become(self, state: JobState) -> None:
         if state not in TRANSITIONS[self.state]:

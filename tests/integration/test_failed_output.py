@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -131,3 +133,25 @@ def test_what_a_checkpoint_names_stays(
     found = sorted(pq.read_table(out).column("n").to_pylist())
     assert found == list(range(len(found)))
     assert hidden(out) == []
+
+
+def kill_at_500(row: ps.Row) -> dict[str, int]:
+    if row.n >= 500:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"n": row.n}
+
+
+def test_what_a_killed_slot_has_left_goes_where_there_are_no_checkpoints(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    config = {"execution.checkpointing.interval": "none", "restart-strategy.type": "none"}
+    env = new_env(parallelism=1, config=config)
+    numbers = env.generate(numbers_from, rate=1_000, schema=pa.schema([("n", pa.int64())]))
+    numbers.map(kill_at_500, schema={"n": "int64"}).write_csv(str(out))
+    handle = env.submit("killed")
+    wait_in_directory(out, lambda: bool(hidden(out)), "hidden files")
+    with pytest.raises(ps.JobFailed, match="SIGKILL"):
+        handle.wait(DEADLINE_S)
+    wait_in_directory(out, lambda: not hidden(out), "no hidden files")
