@@ -76,6 +76,8 @@ class SourceContext:
         submit: runs a function on one of the slot's I/O threads; what it raises is the future's.
         event_time_column: the column named by ``with_event_time`` where it reads a column of the
             source, else "" (a source that has statistics sets ``Split.min_event_time_ms`` by it).
+        post: thread-safe; runs a function on the thread of the subtask, soon: what it prints or logs is in the subtask's
+            log, which ``penstock logs`` shows. What ``discover`` and I/O threads print is in that of the slot.
         takes_checkpoints: whether readers will be asked for their positions; those of a job without checkpoints
             may spare what only a position needs.
     """
@@ -91,6 +93,7 @@ class SourceContext:
     event_time_column: str = ""
     batch_rows: int = 8192
     submit: Callable[[Callable[[], Any]], Future[Any]] = run_at_once
+    post: Callable[[Callable[[], None]], object] = run_at_once
     takes_checkpoints: bool = True
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import pyarrow as pa
 import structlog
@@ -105,7 +105,8 @@ class FileSource(Source):
             if self._is_complete(listed[path], ctx.now_ms()):
                 found[path] = self._splits_of(listed[path], ctx)
         if changed := self._taken.changed_among(versions):
-            _log.warning("source.files_changed", path=changed[0], files=len(changed), reason=_ONCE)
+            tell = partial(_log.warning, "source.files_changed", reason=_ONCE)
+            ctx.post(partial(tell, path=changed[0], files=len(changed)))
         self._taken.add({path: versions[path] for path in found})
         if self.bounded:
             found = self._found = self._found | found

@@ -122,6 +122,7 @@ class SourceOperator:
             event_time_column=self._event_time_column,
             batch_rows=context.config.batch_rows,
             submit=context.submit,
+            post=lambda action: context.run_in_background(lambda: None, lambda _: action()),
             takes_checkpoints=context.takes_checkpoints,
         )
         self._name = type(self._source).__name__

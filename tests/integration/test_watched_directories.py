@@ -109,3 +109,24 @@ def test_checkpoints_do_not_grow_with_the_files_that_are_done(
     assert written(out) == list(range(5 * FILES))
     assert check_store(str(checkpoints)).is_healthy
     cancel(handle)
+
+
+def test_who_reads_the_logs_of_a_job_hears_of_files_that_change(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    directory, out = tmp_path / "in", tmp_path / "out"
+    directory.mkdir()
+    add(directory, range(1))
+    env = new_env(parallelism=1, config={"execution.checkpointing.interval": "100ms"})
+    env.read_json(directory, schema={"n": "int64"}, watch="50ms").write_json(out)
+    handle = env.submit("changing")
+    await_written(handle, out, 1)
+    with (directory / "0.json").open("a") as file:
+        file.write('{"n": 1}\n')
+    add(directory, range(2, 3))
+    await_written(handle, out, 2)
+    await_details(
+        handle, lambda *_: any("source.files_changed" in log.text for log in handle.logs())
+    )
+    cancel(handle)
+    assert written(out) == [0, 2]
