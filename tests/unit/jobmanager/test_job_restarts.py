@@ -159,6 +159,7 @@ def test_attempts_are_limited_and_the_end_says_so() -> None:
         job_effects.PublishState(JobState.FAILING),
         job_effects.PublishState(JobState.FAILED),
         job_effects.FreeSlots(slots()[:1]),
+        job_effects.SweepOutput(),
     ]
     assert master.failure is not None
     assert "restarted once before" in master.failure.message
