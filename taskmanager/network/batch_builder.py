@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from common.elements import Watermark
 from penstock.rows.schema import EVENT_TIME
@@ -76,7 +77,7 @@ class BatchBuilder:
         cut = self._pieces[self._copied :]
         if cut:
             with suppress(pa.ArrowInvalid):  # as in _joined
-                self._pieces[self._copied :] = [pa.concat_batches(cut)]
+                self._pieces[self._copied :] = [pa.concat_batches(map(_with_own_words, cut))]
             self._copied = len(self._pieces)
 
     def hold(self, watermark: Watermark) -> bool:
@@ -121,6 +122,18 @@ def _joined(pieces: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         return [pa.concat_batches(pieces)]
     except pa.ArrowInvalid:
         return pieces
+
+
+def _with_own_words(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with no more in their dictionaries than they name: a part of a batch has the dictionaries of the whole one."""
+    for index, column in enumerate(batch.columns):
+        if pa.types.is_dictionary(column.type) and len(column.dictionary) > len(column):
+            used = pc.unique(column.indices).drop_null().sort()
+            indices = pc.index_in(column.indices, used).cast(column.type.index_type)
+            words = column.dictionary.take(used)
+            own = pa.DictionaryArray.from_arrays(indices, words, ordered=column.type.ordered)
+            batch = batch.set_column(index, batch.schema.field(index), own)
+    return batch
 
 
 def keeps_lateness(batch: pa.RecordBatch, watermark: Watermark) -> bool:

@@ -18,7 +18,7 @@ from common.elements import (
 from penstock.partition_id import PartitionId
 from penstock.rows.schema import EVENT_TIME
 from taskmanager.network import result_partition
-from taskmanager.network.batch_builder import keeps_lateness
+from taskmanager.network.batch_builder import BatchBuilder, keeps_lateness
 from taskmanager.network.partitioner import HashPartitioner
 from taskmanager.network.pipelined import PartitionLoad, PipelinedSubpartition
 from taskmanager.network.result_partition import PartitionContext, ResultPartition
@@ -297,3 +297,24 @@ def test_few_rows_of_each_batch_do_not_keep_all_batches_in_memory(
 
 def _fail(error: Exception) -> None:
     raise error
+
+
+def test_what_waits_for_a_batch_keeps_no_words_of_the_batches_it_was_cut_out_of() -> None:
+    left: list[pa.RecordBatch] = []
+    builder = BatchBuilder(10_000, 1 << 40, lambda batch, _: left.append(batch), lambda _: None)
+    kind = pa.dictionary(pa.int16(), pa.string(), ordered=True)
+    schema = pa.schema([pa.field("word", kind), ("n", pa.int64())], {"key": "value"})
+    expected: list[dict[str, object]] = []
+    for number in range(3):
+        words = pa.array([f"{number}-{index:05}" for index in range(5_000)])
+        indices = pa.array([*range(4_999), None], pa.int16())
+        coded = pa.DictionaryArray.from_arrays(indices, words, ordered=True)
+        part = pa.record_batch([coded, pa.array(range(5_000))], schema).slice(4_990)
+        expected += part.to_pylist()
+        builder.add(part, 100)
+        builder.let_go()
+    builder.cut()
+    (batch,) = left
+    assert batch.to_pylist() == expected
+    assert batch.schema.equals(schema, check_metadata=True)
+    assert len(batch.column("word").dictionary) == 3 * 9
