@@ -315,15 +315,17 @@ class RowBuilder:
 
     Args:
         schema: of the batches; must not contain the event-time column.
+        unread: columns that rows may have besides, and that nobody reads.
     """
 
-    __slots__ = ("_names", "_single_nested", "_values", "schema")
+    __slots__ = ("_names", "_single_nested", "_unread", "_values", "schema")
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, unread: Iterable[str] = ()) -> None:
         self.schema = schema
         self._names: list[str] = list(schema.names)
         self._values: list[Any] = []
         self._single_nested = len(self._names) == 1 and pt.is_nested(schema.field(0).type)
+        self._unread = frozenset(unread)
 
     def __len__(self) -> int:
         return len(self._values)
@@ -436,11 +438,11 @@ class RowBuilder:
             raise self._bad(value, index, got)
         if record is None:
             raise self._bad(value, index, f"{short_repr(value)} ({type(value).__name__})")
-        unknown = [str(k) for k in record if k not in names]
+        unknown = [str(k) for k in record if k not in names and k not in self._unread]
         if unknown:
             hint = nearest_hint(unknown[0], names)
             raise self._bad(value, index, f"unknown columns {', '.join(unknown)}{hint}")
-        if len(record) < len(names):
+        if any(name not in record for name in names):
             missing = [f.name for f in self.schema if f.name not in record and not is_optional(f)]
             if missing:
                 raise self._bad(

@@ -6,7 +6,8 @@ of the operator's error policy with it where it does not fit the output schema: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ _Rows = tuple[pa.RecordBatch, BadRecordPolicy]
 """What results were emitted for, and where those go of them that are bad."""
 _Built = tuple[pa.RecordBatch, list[int]]
 """Results, and the row or timer of each."""
+_Build = Callable[[list[Any]], pa.RecordBatch]
 
 
 class ProcessOutput:
@@ -36,6 +38,7 @@ class ProcessOutput:
         self._schema = schema_from_bytes(spec.output_schema)
         self._side_schema = user_schema(schema_from_bytes(spec.input_schema))
         self._built_schema = user_schema(self._schema)
+        self._unread = tuple(spec.unread_columns)
         self._time_position = self._schema.get_field_index(EVENT_TIME)
         self._collector = collector
 
@@ -80,7 +83,8 @@ class ProcessOutput:
             built = self._of_columns()
         if built is not None:
             return built, indexes
-        return self._checked(collector.take_results(), indexes, self._built_schema, rows, bad)
+        build = partial(_built, schema=self._built_schema)
+        return self._checked(collector.take_results(), indexes, build, rows, bad)
 
     def _of_columns(self) -> pa.RecordBatch | None:
         """The flat results as columns, None where one does not fit: then they are results as others are."""
@@ -100,20 +104,21 @@ class ProcessOutput:
         for tag in dict.fromkeys(tag for tag, _, _ in emitted):
             results = [row for to, row, _ in emitted if to == tag]
             indexes = [index for to, _, index in emitted if to == tag]
-            sides.append((tag, self._checked(results, indexes, self._side_schema, rows, bad)))
+            build = partial(_built, schema=self._side_schema, unread=self._unread)
+            sides.append((tag, self._checked(results, indexes, build, rows, bad)))
         return sides
 
     def _checked(
         self,
         results: list[Any],
         indexes: list[int],
-        schema: pa.Schema,
+        build: _Build,
         rows: _Rows | None,
         bad: set[int],
     ) -> _Built:
         """The results as columns, and their indexes; rows with one that does not fit become bad, left to the policy."""
         try:
-            return _built(results, schema), indexes
+            return build(results), indexes
         except RowMismatch as e:
             if e.index < 0 or rows is None:
                 raise self._mismatch(e, rows, indexes[max(e.index, 0)]) from e
@@ -123,12 +128,12 @@ class ProcessOutput:
             if index in bad:
                 continue
             try:
-                _built([result], schema)
+                build([result])
                 good.append(position)
             except RowMismatch as e:
                 policy.handle(index, lambda e=e, i=index: self._mismatch(e, (batch, policy), i))  # type: ignore[misc]
                 bad.add(index)
-        return _built([results[p] for p in good], schema), [indexes[p] for p in good]
+        return build([results[p] for p in good]), [indexes[p] for p in good]
 
     def _mismatch(
         self,
@@ -144,8 +149,8 @@ class ProcessOutput:
         )
 
 
-def _built(results: list[Any], schema: pa.Schema) -> pa.RecordBatch:
-    builder = RowBuilder(schema)
+def _built(results: list[Any], schema: pa.Schema, unread: Sequence[str] = ()) -> pa.RecordBatch:
+    builder = RowBuilder(schema, unread)
     builder.extend(results)
     return builder.build()
 

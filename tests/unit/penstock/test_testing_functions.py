@@ -88,6 +88,25 @@ def test_process_functions_have_operator_state_and_side_outputs() -> None:
         assert h.state("total") == [-1, 1]
 
 
+class Refuse(ps.ProcessFunction):
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        out.side("refused", {"user": row.user, "n": 1})
+
+
+def test_a_row_for_a_side_output_may_have_columns_that_nobody_reads() -> None:
+    with pt.harness(Refuse(), schema=USER, output_schema=USER) as h:
+        h.push({"user": "ann", "n": 7})
+        assert h.side("refused") == [{"user": "ann"}]  # the function does not read n either
+
+    def refused(stream: Any) -> Any:
+        sides = stream.process(Refuse(), schema=USER).on_error("skip")
+        return sides.side_output("refused").select("user")
+
+    with pt.harness(refused, schema=USER) as h:
+        h.push({"user": "ann", "n": 7})
+        assert (h.take(), h.bad_rows) == ([{"user": "ann"}], 0)
+
+
 def test_rows_without_a_given_time_have_that_of_the_clock_or_none() -> None:
     with pt.harness(Route(), schema=USER, output_schema={"n": int, "at": int}, now=5) as h:
         h.push({"user": "a", "n": 1})

@@ -1,8 +1,7 @@
 """What process functions emit, in every form and mixed: rows come out as they were when they were emitted for.
 
 Property: whatever forms a function emits rows in, and whichever calls raise, the output is that of a plain list.
-Rows and tuples cannot be changed; of a dict that is changed after it was emitted, what it held at last counts, as it
-always has.
+That what was emitted may be changed afterwards is tested in ``test_returned_rows.py``.
 """
 
 from __future__ import annotations
