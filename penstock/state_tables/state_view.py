@@ -131,6 +131,9 @@ class StateView:
             found.update(part.stored(given, written))
         if self.kind == "sessions":
             _check_sessions(found, written.where)
+        if self.kind == "counts":
+            _check_counts(found, written.where)
+        self._check_means(given, written.where)
         columns = [found[one.name] for one in self.stored_schema if one.name not in _OWN]
         namespaces = self._namespaces(given, shown.num_rows, written)
         return _with_items(namespaces, columns) if self.kind == "list" else (namespaces, columns)
@@ -211,6 +214,19 @@ class StateView:
             has_none=self.kind in ("list", "map"),
         )
         return ListPart(field, values) if self.kind == "list" else values
+
+    def _check_means(self, given: Columns, where: str) -> None:
+        means = self._means()
+        results = self._results(means)
+        for mean in means:
+            total = _shown_name(f"value {mean}", means, results)
+            count = _shown_name(f"count {mean}", means, results)
+            if total in given and count in given and given[total].null_count:
+                counted = pc.greater(given[count].cast(pa.int64()), 0)
+                if pc.any(pc.and_(given[total].is_null(), counted)).as_py():
+                    raise StateError(
+                        f"{where}: column {total!r} is null where {count!r} is more than 0: a sum of nothing has the count 0"
+                    )
 
     def _means(self) -> frozenset[str]:
         return frozenset(name for what, name in self._uses() if what == "count")
@@ -306,6 +322,16 @@ def _check_sessions(found: Columns, where: str) -> None:
             f"{where}: column 'window_end' has {end}, not behind 'window_start', {start}: a session ends its gap "
             "behind its last row"
         )
+
+
+def _check_counts(found: Columns, where: str) -> None:
+    for name in ("filled", "window_index"):
+        column = found[name]
+        if column.null_count or (len(column) and pc.min(column).as_py() < 0):
+            raise StateError(
+                f"{where}: column {name!r} has {'nulls' if column.null_count else pc.min(column)}: how many rows the open window "
+                "has, and which one of its key it is, are counted from 0 on"
+            )
 
 
 def _group_column(field: pa.Field, uses: Sequence[str], results: frozenset[str]) -> TablePart:

@@ -309,6 +309,37 @@ def test_what_knows_its_order_is_taken_as_it_is_or_not_at_all(
         ps.write_savepoint(tmp_path / "new", states, job=job)
 
 
+def counted() -> ps.Environment:
+    env = ps.Environment(parallelism=1)
+    rows = env.from_rows([{"k": 1, "n": 2}]).uid("rows").key_by("k")
+    rows.window(ps.count_window(3)).aggregate(m=ps.mean("n")).uid("kept").discard()
+    return env
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, ""),
+        ({"m_sum": None, "m_count": 0, "filled": 0}, ""),
+        ({"filled": -1}, "'filled' has -1"),
+        ({"filled": None}, "'filled' has nulls"),
+        ({"window_index": -2}, "'window_index' has -2"),
+        ({"m_sum": None}, "'m_sum' is null where 'm_count' is more than 0"),
+    ],
+)
+def test_windows_of_so_many_rows_have_counts(
+    given: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    row = {"k": 1, "filled": 1, "window_index": 0, "m_sum": 2.0, "m_count": 1} | given
+    states = {"kept": {"counts": [row]}}
+    if message:
+        with pytest.raises(ps.StateError, match=f"'counts' of operator 'kept': column {message}"):
+            ps.write_savepoint(tmp_path / "new", states, job=counted())
+        return
+    table = ps.open_state(ps.write_savepoint(tmp_path / "new", states, job=counted()))
+    assert table.read("kept", "counts").select([*row]).to_pylist() == [row]
+
+
 FAR = 1 << 62
 FAR_KEYS = [pa.timestamp("us", "UTC"), pa.timestamp("ms"), pa.duration("s")]
 
