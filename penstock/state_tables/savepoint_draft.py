@@ -146,6 +146,29 @@ class SavepointDraft:
         if [*(first for first, _ in ranges), count] != [0, *(last + 1 for _, last in ranges)]:
             _spread_watermark(lists, count, where)
 
+    def check_is_open(self, uid: str, state: str, closed_at_ms: int) -> None:
+        """Checks that windows which were given are not over by the operator's watermark: nothing would come of them.
+
+        Args:
+            closed_at_ms: the watermark that ends the first of them.
+
+        Raises:
+            StateError: they are.
+        """
+        found = [
+            _WATERMARK.unpack(item)[0]
+            for held in self.snapshots_of(uid, 0)
+            for one in held.lists
+            if one.codec == WATERMARK_CODEC
+            for item in one.items
+        ]
+        if found and closed_at_ms <= min(found):
+            raise StateError(
+                f"state {state!r} of operator {uid!r} has a window that is over at {closed_at_ms} ms, and event time had come "
+                f"to {min(found)} ms there: nothing would come of it; leave it out, or give 'watermark': None as well, "
+                "from which on time begins anew"
+            )
+
     def count_arrivals(self, uid: str, count: int) -> None:
         """Numbers what is to arrive at an operator behind so many rows, where it has not counted further.
 

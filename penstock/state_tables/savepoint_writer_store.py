@@ -180,6 +180,8 @@ class _Writing:
         self._draft = draft
         self._base = base
         self._now_ms = time.time_ns() // 10**6
+        self._closed_at_ms: dict[str, int] = {}
+        """State of the operator that is being written -> the watermark that ends the first window which was given."""
 
     def write(
         self, changes: Mapping[str, Mapping[str, Any] | None], positions: Mapping[str, Any]
@@ -189,6 +191,8 @@ class _Writing:
             with_all = self._all_of(uid, changes[uid]) if uid in changes else {}
             arrived = self._write_keyed(uid, with_all)
             self._write_lists(uid, with_all, arrived)
+            for name, closed_at_ms in self._closed_at_ms.items():
+                self._draft.check_is_open(uid, name, closed_at_ms)
             if uid in positions:
                 self._write_splits(uid, positions[uid])
         self._keep_done_splits()
@@ -215,6 +219,7 @@ class _Writing:
     def _write_keyed(self, uid: str, given: Mapping[str, Any]) -> int:
         """Returns how many rows have come that it says the order of."""
         where = f"operator {uid!r}"
+        self._closed_at_ms.clear()
         views, arrived = self._views(uid, given), 0
         if not views:
             return arrived
@@ -262,7 +267,12 @@ class _Writing:
         if names is not None:
             view.check_names(names, where)
         for batch in given_batches(data, view.schema, where):
-            yield view.stored(batch, written)
+            namespaces, columns = view.stored(batch, written)
+            closed_at_ms = view.closed_at_ms(namespaces)
+            if closed_at_ms is not None:
+                before = self._closed_at_ms.get(name, closed_at_ms)
+                self._closed_at_ms[name] = min(before, closed_at_ms)
+            yield namespaces, columns
 
     def _kept_rows(
         self, uid: str, name: str, view: StateView

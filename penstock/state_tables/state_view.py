@@ -138,6 +138,25 @@ class StateView:
         namespaces = self._namespaces(given, shown.num_rows, written)
         return _with_items(namespaces, columns) if self.kind == "list" else (namespaces, columns)
 
+    def closed_at_ms(self, namespaces: Int64Array) -> int | None:
+        """The watermark that ends the last window which has any of the rows that came first.
+
+        Args:
+            namespaces: of rows.
+
+        Returns:
+            None where they are not told apart by windows of time.
+        """
+        spec = self._declared.WhichOneof("spec")
+        if self._window is None or spec is None or not len(namespaces):
+            return None
+        window = getattr(self._declared, spec).window
+        slide_ms = window.slide_ms or window.size_ms
+        first = int(namespaces.min())
+        last_start = first - (first - window.offset_ms) % slide_ms
+        closed_at_ms: int = last_start + window.size_ms - 1 + window.allowed_lateness_ms
+        return closed_at_ms
+
     def check_names(self, names: Sequence[str], where: str) -> None:
         """Checks that rows with these columns can be stored.
 

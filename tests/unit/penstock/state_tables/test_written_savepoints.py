@@ -21,6 +21,7 @@ import pytest
 from typing_extensions import override
 
 import penstock as ps
+from penstock.pb import checkpoint_pb2
 from penstock.state_tables import keyed_spool_store
 from penstock.state_tables.keyed_spool_store import KeyedSpool
 from penstock.state_tables.table_parts import NumberPart, WrittenAs
@@ -338,6 +339,52 @@ def test_windows_of_so_many_rows_have_counts(
         return
     table = ps.open_state(ps.write_savepoint(tmp_path / "new", states, job=counted()))
     assert table.read("kept", "counts").select([*row]).to_pylist() == [row]
+
+
+@pytest.mark.parametrize(
+    ("window", "lateness", "start_ms", "is_over"),
+    [
+        (ps.tumbling("1s"), 0, 4000, True),
+        (ps.tumbling("1s"), "2s", 4000, False),
+        (ps.tumbling("1s"), 0, 5000, False),
+        (ps.sliding("4s", "2s"), 0, 0, True),
+        (ps.sliding("4s", "2s"), 0, 2000, False),
+        (ps.sliding("4s", "2s", "1s"), 0, 1000, True),
+    ],
+)
+def test_windows_that_are_over_in_the_base_are_refused(
+    window: Any, lateness: Any, start_ms: int, is_over: bool, tmp_path: Path
+) -> None:
+    """Nothing would come of them: the job takes them for fired."""
+
+    def job() -> ps.Environment:
+        env = ps.Environment(parallelism=1)
+        rows = env.from_rows([{"k": 1, "ts": 2}]).uid("rows").with_event_time("ts").uid("time")
+        windowed = rows.key_by("k").window(window, allowed_lateness=lateness)
+        windowed.aggregate(n=ps.count()).uid("kept").discard()
+        return env
+
+    base = ps.open_state(ps.write_savepoint(tmp_path / "base", {}, job=job()))
+    [held] = [o for s in base.manifest.subtasks for o in s.operators if o.operator_uid == "kept"]
+    held.lists.add(
+        name="watermark",
+        redistribution=checkpoint_pb2.REDISTRIBUTION_UNION,
+        codec="watermark/1",
+        items=[struct.pack("<qii", 4999, 0, 127)],
+    )
+    base = ps.open_state(ps.write_savepoint(tmp_path / "timed", {}, base=base))
+    [name] = [n for n in base.schema("kept", "slices").names if n.endswith("_start")]
+    at = dt.datetime.fromtimestamp(start_ms / 1000, dt.UTC)
+    states: dict[str, Any] = {"slices": [{"k": 1, name: at, "n": 3}]}
+    if is_over:
+        with pytest.raises(
+            ps.StateError,
+            match=r"'slices' of operator 'kept' has a window that is over at \d+ ms, and .* 4999",
+        ):
+            ps.write_savepoint(tmp_path / "new", {"kept": states}, base=base)
+        states["watermark"] = None
+    path = ps.write_savepoint(tmp_path / "open", {"kept": states}, base=base)
+    assert ps.open_state(path).read("kept", "slices")["n"].to_pylist() == [3]
 
 
 FAR = 1 << 62
