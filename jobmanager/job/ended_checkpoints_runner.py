@@ -99,7 +99,7 @@ async def delete_checkpoints(
                 await sweep(kept)
                 sweep = None
         except (StreamError, OSError) as error:
-            is_final = isinstance(error, Fenced | Unrecoverable) or tries == _TRIES_FOR_RESTORABLE
+            is_final = isinstance(error, Fenced | Unrecoverable) or tries >= _TRIES_FOR_RESTORABLE
             if is_restorable and is_final:
                 log.warning(failed, reason=str(error))
                 return

@@ -484,3 +484,34 @@ def test_a_jobmanager_that_died_while_it_deleted_checkpoints_has_nothing_left_to
             await JobRecords(tmp_path).until_clean()
 
     run(scenario)
+
+
+def test_what_is_in_nobodys_way_is_not_removed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job that can be started again; whichever of the tries has something else to wait for."""
+    failures, sweeps = ended_checkpoints_runner._TRIES_FOR_RESTORABLE - 1, 0
+
+    def try_once() -> dict[str, Any]:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise StoreTransient("away")
+        return {}
+
+    async def sweep(_: Any) -> None:
+        nonlocal sweeps
+        sweeps += 1
+        raise StoreTransient("away")
+
+    monkeypatch.setattr(ended_checkpoints_runner, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(ended_checkpoints_runner, "_LAST_PAUSE_S", 0.001)
+    monkeypatch.setattr(ended_checkpoints_runner, "_one_try", lambda *_, **__: try_once)
+
+    async def scenario() -> None:
+        graph = graph_pb2.JobGraph()
+        async with asyncio.timeout(DEADLINE_S):
+            await ended_checkpoints_runner.delete_checkpoints(
+                JOB, graph, "/x", None, int, slots_end_s=0.01, sweep=sweep, is_restorable=True  # type: ignore[arg-type]
+            )  # fmt: skip
+
+    asyncio.run(scenario())
+    assert sweeps == 1
