@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 _QUOTE, _OPEN, _CLOSE_BRACE, _CLOSE_BRACKET, _COMMA = 1, 2, 3, 4, 5
-_STRAY_BRACES_MAX = 1000
 _BACKSLASH = ord("\\")
 
 _CLASSES = np.zeros(256, dtype=np.uint8)
@@ -72,20 +71,21 @@ def scan_array(text: bytes) -> ArrayScan:
 
 
 def _split(where: npt.NDArray[np.int64], kinds: npt.NDArray[np.uint8]) -> ArrayScan:
-    for _ in range(_STRAY_BRACES_MAX):
-        steps = np.zeros(len(kinds), dtype=np.int32)
-        steps[kinds == _OPEN] = 1
-        steps[(kinds == _CLOSE_BRACE) | (kinds == _CLOSE_BRACKET)] = -1
-        depth = np.cumsum(steps, dtype=np.int32)
-        below = np.flatnonzero(depth < 0)
-        stop = int(below[0]) if len(below) else len(kinds)
-        if stop < len(kinds) and kinds[stop] == _CLOSE_BRACE:
-            kinds = kinds.copy()
-            kinds[stop] = 0
-            continue
-        commas = where[:stop][(kinds[:stop] == _COMMA) & (depth[:stop] == 0)]
-        return ArrayScan(commas.astype(np.int64), int(where[stop]) if stop < len(where) else -1)
-    return ArrayScan(np.zeros(0, dtype=np.int64), -1)
+    steps = np.zeros(len(kinds), dtype=np.int32)
+    steps[kinds == _OPEN] = 1
+    steps[(kinds == _CLOSE_BRACE) | (kinds == _CLOSE_BRACKET)] = -1
+    depth = np.cumsum(steps, dtype=np.int32)
+    stop = len(kinds)
+    if depth.min(initial=0) < 0:
+        # What closes at no depth is a stray brace, which changes none, or the array's own bracket.
+        lowest = np.minimum(np.minimum.accumulate(depth), 0)
+        is_outer = np.diff(lowest, prepend=np.int32(0)) < 0
+        ends = np.flatnonzero(is_outer & (kinds == _CLOSE_BRACKET))
+        stop = int(ends[0]) if len(ends) else stop
+        depth = depth - lowest
+    is_between = (kinds[:stop] == _COMMA) & (depth[:stop] == 0)
+    commas = where[:stop][is_between].astype(np.int64)
+    return ArrayScan(commas, int(where[stop]) if stop < len(where) else -1)
 
 
 def is_nested_deeper(text: bytes, limit: int) -> bool:

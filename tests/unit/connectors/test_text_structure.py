@@ -91,6 +91,14 @@ def test_json_array_elements_are_the_values_json_finds(values: list[object], pre
     assert streamed == values
 
 
+def test_however_many_braces_are_stray_elements_are_told_apart() -> None:
+    """Of more than a thousand in one block the whole block was one malformed element."""
+    text = b",".join([b'{"a":1}}'] * 1_500) + b"]"
+    scan = scan_array(text)
+    assert len(scan.commas) == 1_499
+    assert scan.end == len(text) - 1
+
+
 def test_a_stray_brace_stays_in_its_element() -> None:
     text = b'{"a":1}},{"a":2}]'
     scan = scan_array(text)
