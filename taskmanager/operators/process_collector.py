@@ -1,7 +1,8 @@
 """What a process function emits, as it was emitted, with the row or timer that it was emitted for.
 
-Rows that are emitted column by column, ``out.emit(user=1, n=2)``, are kept *flat*: their values one after the other
-in the order of the schema, so that columns are made of them by slicing. All others are kept as they are.
+Rows that are emitted column by column, ``out.emit(user=1, n=2)``, or as a dict with just these columns in their order,
+are kept *flat*: their values one after the other, so that columns are made of them by slicing. All others are kept as
+they are.
 """
 
 from __future__ import annotations
@@ -112,6 +113,10 @@ def process_collector(
 
 _EMIT = """
 def emit(self_, row_=None, /, *, {parameters}, **others_):
+    if type(row_) is dict and not others_ and not self_.results and {are_missing} and tuple(row_) == names_:
+        self_.flat += {of_row}
+        self_.indexes.append(self_._context.index)
+        return
     if row_ is None and not others_ and {are_given}:
         if self_.results:
             self_.results.append({given})
@@ -124,7 +129,9 @@ def emit(self_, row_=None, /, *, {parameters}, **others_):
             others_[name_] = value_
     any_(self_, row_, **others_)
 """
-_OWN_NAMES = frozenset({"self_", "row_", "others_", "name_", "value_", "missing_", "any_", "own_"})
+_OWN_NAMES = frozenset(
+    {"self_", "row_", "others_", "name_", "value_", "missing_", "any_", "own_", "names_"}
+)
 
 
 @lru_cache(maxsize=256)
@@ -136,12 +143,14 @@ def _kind(names: tuple[str, ...], nested: frozenset[str]) -> type[ProcessCollect
     source = _EMIT.format(
         parameters=", ".join(f"{name}=missing_" for name in names),
         are_given=" and ".join(f"{name} is not missing_" for name in names),
+        are_missing=" and ".join(f"{name} is missing_" for name in names),
+        of_row="map(own_, row_.values())" if nested else "row_.values()",
         as_dict="{" + ", ".join(f"{name!r}: {name}" for name in names) + "}",
         given="{" + ", ".join(map("{0[0]!r}: {0[1]}".format, zip(names, own, strict=True))) + "}",
         values=", ".join(own),
     )
     scope: dict[str, Any] = {"missing_": object(), "any_": ProcessCollector.emit}
-    scope["own_"] = handed_over_whole
+    scope |= {"names_": names, "own_": handed_over_whole}
     exec(compile(source, __file__, "exec"), scope)  # under our name: no frame of the user's
     emit: Callable[..., None] = scope["emit"]
     return type("ProcessCollector", (ProcessCollector,), {"__slots__": (), "emit": emit})

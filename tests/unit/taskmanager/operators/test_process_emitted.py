@@ -28,7 +28,7 @@ class Pair(NamedTuple):
     n: int
 
 
-FORMS = ["columns", "reversed columns", "dict", "row", "row and columns", "tuple", "named", "list", "generator", "none"]  # fmt: skip
+FORMS = ["columns", "reversed columns", "dict", "reversed dict", "row", "row and columns", "tuple", "named", "list", "generator", "none"]  # fmt: skip
 
 
 class Emits(ps.KeyedProcessFunction):
@@ -50,6 +50,8 @@ class Emits(ps.KeyedProcessFunction):
                 out.emit(n=row.n, user=row.user)
             case "dict":
                 out.emit({"user": row.user, "n": row.n})
+            case "reversed dict":
+                out.emit({"n": row.n, "user": row.user})
             case "row":
                 out.emit(row)
             case "row and columns":
