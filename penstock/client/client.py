@@ -416,7 +416,7 @@ class Client:
             except JobManagerUnreachable:
                 # Another leads now, or will: what is asked twice is done once.
                 now = time.monotonic()
-                if now - asked_at >= patience_s:
+                if patience_s <= now - asked_at < left_s - _LEFT_S_MIN:
                     deadline = now + patience_s  # it was under way for long, and has just been lost
                 if timeout_s:
                     left_s = timeout_s - (now - begun_at)

@@ -215,3 +215,26 @@ def test_a_call_that_has_lasted_for_longer_than_a_takeover_may_is_made_again() -
     with client_of(lasting, leader_timeout_s=0.4) as client:
         taken = client.savepoint(JOB, "", "an-id", checkpoint_pb2.SAVEPOINT_FORMAT_NATIVE)
     assert (lasting.calls, taken.path) == (2, "/savepoint")
+
+
+def test_a_call_that_is_never_answered_ends_however_short_a_takeover_may_be() -> None:
+    """As in `penstock cluster status`, whose calls may take as long as a takeover."""
+
+    class Silent(Leader):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ends = threading.Event()
+
+        def ListJobs(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+            self.calls += 1
+            self.ends.wait(5)
+            return client_pb2.ListJobsResponse()
+
+    silent = Silent()
+    with client_of(silent, call_timeout_s=0.3, leader_timeout_s=0.3) as client:
+        try:
+            with pytest.raises(errors.JobManagerUnreachable, match="within the deadline"):
+                client.jobs()
+        finally:
+            silent.ends.set()
+    assert silent.calls == 1
