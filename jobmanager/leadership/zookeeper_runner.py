@@ -69,6 +69,7 @@ class ZookeeperRunner:
         self._forgetting: asyncio.TimerHandle | None = None
         self._token = uuid.uuid4().hex
         self._node = ""
+        self._is_watching = False
         self._changed = threading.Event()
         self._is_over = False
         self._contending: threading.Thread | None = None
@@ -168,7 +169,7 @@ class ZookeeperRunner:
                 return
 
     def _take_part(self) -> None:
-        self._client.DataWatch(f"{self._base}/leader", self._leader_changed)
+        self._watch_leader()
         self._node = self._client.retry(self._join)
         self._refusals.worked()
         while not self._is_over:
@@ -184,6 +185,16 @@ class ZookeeperRunner:
                 self._client.exists, f"{self._election}/{rival}", self._rival_changed
             ):
                 self._changed.wait()
+
+    def _watch_leader(self) -> None:
+        """Hears who leads from now on; once is enough."""
+        if self._is_watching:
+            return
+        path = f"{self._base}/leader"
+        with contextlib.suppress(NoNodeError):
+            self._client.retry(self._client.get, path)  # a watch that is refused listens all the same
+        self._client.DataWatch(path, self._leader_changed)
+        self._is_watching = True
 
     @property
     def _election(self) -> str:

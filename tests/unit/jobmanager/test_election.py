@@ -113,9 +113,11 @@ class Refusing:
     """A client of ZooKeeper whose nodes are somebody else's at first."""
 
     connected = True
+    watches: ClassVar[list[str]] = []
 
     def __init__(self, **_: Any) -> None:
-        self.refusals = 3
+        self.refusals = self.refused_joins = 3
+        self.watches.clear()
         self._listeners: list[Any] = []
 
     def add_listener(self, listener: Any) -> None:
@@ -125,11 +127,15 @@ class Refusing:
         for listener in self._listeners:
             listener(KazooState.CONNECTED)
 
-    def DataWatch(self, path: str, tell: Any) -> None:  # noqa: N802 - kazoo's
+    def get(self, path: str) -> tuple[bytes, None]:
         if self.refusals:
             self.refusals -= 1
             raise NoAuthError
-        tell(encode_leader(LEADER), None)
+        return encode_leader(LEADER), None
+
+    def DataWatch(self, path: str, tell: Any) -> None:  # noqa: N802 - kazoo's
+        self.watches.append(path)  # first it listens for the session, for ever, and then it reads
+        tell(*self.get(path))
 
     def retry(self, call: Any, *arguments: Any) -> Any:
         return call(*arguments)
@@ -141,6 +147,9 @@ class Refusing:
         return ["own-0000000001"]
 
     def create(self, path: str, *_: Any, **__: Any) -> str:
+        if self.refused_joins:
+            self.refused_joins -= 1
+            raise NoAuthError
         return f"{path.rpartition('/')[0]}/own-0000000001"
 
     def delete(self, path: str) -> None:
@@ -174,6 +183,7 @@ def test_who_may_not_touch_the_nodes_of_an_election_says_so_and_takes_part_once_
             async with asyncio.timeout(DEADLINE_S):
                 await elected.wait()
         await candidate.stop()
+        assert len(Refusing.watches) == 1, "each would go on for as long as this runs"
         refused, admitted = [one for one in logs if one["log_level"] != "debug"]
         assert (refused["event"], refused["log_level"]) == ("election.refused", "error")
         assert "NoAuthError" in refused["reason"]
