@@ -191,8 +191,8 @@ class ZookeeperRunner:
         if self._is_watching:
             return
         path = f"{self._base}/leader"
-        with contextlib.suppress(NoNodeError):
-            self._client.retry(self._client.get, path)  # a watch that is refused listens all the same
+        with contextlib.suppress(NoNodeError):  # a watch that is refused would listen all the same
+            self._client.retry(self._client.get, path)
         self._client.DataWatch(path, self._leader_changed)
         self._is_watching = True
 

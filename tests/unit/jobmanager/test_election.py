@@ -7,7 +7,7 @@ import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import grpc.aio
 import pytest
