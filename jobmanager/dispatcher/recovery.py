@@ -42,7 +42,7 @@ class JobEndedError(StreamError):
     Attributes:
         state: FAILED; CANCELED where its user had cancelled it; or what it had ended in before.
         checkpoint_directory: what is to be deleted with it; "" = nothing.
-        is_retained: its checkpoints, with the output that they let be committed, stay: it failed, or was
+        is_retained: its checkpoints, with the output that they let be committed, stay: it took some and failed, or was
             cancelled with retention.
         retained_directory: where these lie; "" = there are none.
     """
@@ -106,7 +106,7 @@ def _check_end(stored: StoredJob, settings: JobSettings, claimed: str) -> None:
     directory = (claimed or substore(root, stored.job_id)) if root else ""
     if stored.has_ended:
         state = JobState[stored.record.end.state]
-        is_retained = state is JobState.FAILED or (
+        is_retained = (state is JobState.FAILED and settings.checkpoints is not None) or (
             state is JobState.CANCELED and settings.retains_on_cancellation
         )
         reason = stored.record.end.reason or "the JobManager ended after the job"

@@ -165,14 +165,7 @@ class RecoveryRunner:
                 stored.graph,
                 end.checkpoint_directory or end.retained_directory,
                 slots_end_s=self._slots_end_s(),
-                # What a job without checkpoints had begun to commit stays, as that of a failed one.
-                has_hidden_output=bool(end.retained_directory)
-                or (
-                    stored.record.is_cancelled
-                    and end.state is JobState.CANCELED
-                    and not end.is_retained
-                    and not stored.record.has_committed
-                ),
+                has_hidden_output=bool(end.retained_directory) or _is_uncommitted(stored, end),
                 is_restorable=bool(end.retained_directory),
             )
 
@@ -223,3 +216,13 @@ class RecoveryRunner:
             for one in found:
                 self._recover(one)
             self._jobs.count()
+
+
+def _is_uncommitted(stored: StoredJob, end: JobEndedError) -> bool:
+    """Whether nobody will commit what is hidden; what a job without checkpoints had begun to commit stays."""
+    if end.is_retained or stored.record.has_committed:
+        return False
+    if end.state is JobState.FAILED:
+        # It may have taken checkpoints under a configuration that was another.
+        return stored.has_ended and not stored.record.has_checkpoints
+    return end.state is JobState.CANCELED and stored.record.is_cancelled

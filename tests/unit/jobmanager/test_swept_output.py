@@ -100,10 +100,10 @@ def test_a_sweep_that_fails_is_tried_again(
 
 
 async def _swept_by_successor(
-    cluster_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: object
 ) -> internal_pb2.SweepOutputRequest:
     """The next JobManager, to which the TaskManager comes late, has the output removed."""
-    async with cluster_of(settings(tmp_path)) as cluster:
+    async with cluster_of(settings(tmp_path, **more)) as cluster:
         taskmanager = await cluster.add("tm1")
 
         asked = Sweeps(monkeypatch, taskmanager).asked
@@ -140,6 +140,58 @@ def test_a_sweep_that_fails_is_tried_again_by_the_next_jobmanager(
         assert request.job_id == JOB
 
     run(scenario)
+
+
+def test_a_sweep_of_a_job_that_failed_without_checkpoints_is_tried_again_by_the_next_jobmanager(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _hurry(monkeypatch)
+
+    async def sweep(request: Any, context: Any) -> Any:
+        raise RuntimeError("the disk is read-only")
+
+    async def scenario() -> None:
+        config = {"restart-strategy.type": "none", "execution.checkpointing.interval": "none"}
+        async with cluster_of(settings(tmp_path, **config)) as cluster:
+            taskmanager = await cluster.add("tm1")
+            fake = Checkpointed(taskmanager)
+            monkeypatch.setattr(taskmanager, "on_sweep", sweep)
+            await cluster.submit(_writing(make_graph(), tmp_path))
+            await cluster.wait_for(JOB, "RUNNING")
+            fake.fail()
+            await cluster.wait_for(JOB, "FAILED")
+        request = await _swept_by_successor(cluster_of, tmp_path, monkeypatch, **config)
+        assert request.job_id == JOB
+
+    run(scenario)
+
+
+def test_what_checkpoints_name_stays_where_the_next_jobmanager_is_to_take_none(
+    cluster_of: Any, make_graph: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interval that it was given is another one: the job that has failed can be started again all the same."""
+    _hurry(monkeypatch)
+    records = JobRecords(tmp_path)
+    asked: list[internal_pb2.SweepOutputRequest] = []
+
+    async def scenario() -> None:
+        nonlocal asked
+        async with cluster_of(settings(tmp_path, **{"restart-strategy.type": "none"})) as cluster:
+            fake = Prepared(await cluster.add("tm1"))
+            await cluster.submit(_writing(make_graph(), tmp_path))
+            await cluster.wait_for(JOB, "RUNNING")
+            await take_checkpoint(cluster)
+            fake.fail()
+            await cluster.wait_for(JOB, "FAILED")
+            await records.until_clean()
+        records.change(JOB, lambda record: setattr(record.end, "is_clean", False))
+        none = {"execution.checkpointing.interval": "none"}
+        async with cluster_of(settings(tmp_path, **none)) as cluster:
+            asked = Sweeps(monkeypatch, await cluster.add("tm1")).asked
+            await records.until_clean()
+
+    run(scenario)
+    assert asked == []
 
 
 def test_output_of_a_job_that_was_cancelled_while_it_could_not_be_read_is_swept(
