@@ -8,6 +8,8 @@ tried again.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.restart_settings import over_cluster
 from jobmanager.job.exception_views import shown_cause
@@ -23,7 +25,7 @@ from jobmanager.messages.job_state import JobState
 from jobmanager.stores.artifact_store import ArtifactStore
 from jobmanager.stores.stored_job import StoredJob
 from penstock.config import Configuration
-from penstock.errors import StreamError
+from penstock.errors import StoreTransient, StreamError
 from penstock.graph.output_in_doubt import committed_elsewhere
 from penstock.pb import client_pb2
 from penstock.storage.head import HeadStore
@@ -132,8 +134,11 @@ def restorable_from(directory: str, job_id: str) -> str:
         newest = head.retained[-1].checkpoint_id
         behind = [one.path for one in head.open_savepoints if one.checkpoint_id > newest]
         for path in reversed(behind):
-            if committed_elsewhere(path, job_id) is not None:  # which no start goes back behind
-                return still_restorable_from(path, job_id, is_others=False)
+            with suppress(
+                StoreTransient
+            ):  # where users have put it; a start asks again, and says so
+                if committed_elsewhere(path, job_id) is not None:  # which no start goes back behind
+                    return still_restorable_from(path, job_id, is_others=False)
         return f"{directory}/chk-{newest}"
     return head.started_from.path if head.started_from is not None else ""
 

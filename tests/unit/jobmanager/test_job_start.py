@@ -16,6 +16,7 @@ from jobmanager.checkpoint.next_head import head_opened
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.dispatcher.job_start_runner import prepare_start
 from jobmanager.dispatcher.known_jobs import KnownJob, KnownJobs
+from jobmanager.dispatcher.recovery import restorable_from
 from jobmanager.dispatcher.submission_checks_runner import SubmissionChecksRunner
 from jobmanager.job.job_record import JobRecord
 from jobmanager.messages.job_state import JobState
@@ -311,3 +312,16 @@ def test_jobs_may_come_while_a_thread_looks_for_who_has_claimed(tmp_path: Path) 
     graph = graph_pb2.JobGraph(name="job")
     jobs[CLAIMER] = KnownJob(JobRecord(CLAIMER, graph, None, 0, started_from=come), None)
     assert jobs.claimant(str(tmp_path)) is None
+
+
+def test_a_job_can_be_started_from_its_newest_checkpoint_where_a_later_savepoint_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who starts it is told; what is left of the job waits for no place that users have put a savepoint to."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    heads = HeadStore(LocalStore(tmp_path / "job"))
+    head = heads.claim("a-job", 1)
+    head.retained.add(checkpoint_id=3, manifest_path="chk-3/manifest")
+    head.open_savepoints.add(checkpoint_id=4, path="s3://away/saved")
+    heads.swap(head)
+    assert restorable_from(str(tmp_path / "job"), "a-job") == str(tmp_path / "job" / "chk-3")
