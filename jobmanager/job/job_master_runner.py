@@ -436,7 +436,7 @@ class JobMasterRunner:
     async def _deploy(
         self, client: TaskManagerClient, tasks: list[internal_pb2.TaskDeployment]
     ) -> None:
-        await self._in_use.until_noted()
+        await self._in_use.until_noted(is_needed=not self._job.settings.begins_again)
         await self._persisted_inputs.connect(tasks)
         await client.deploy_tasks(tasks)
 

@@ -1,7 +1,7 @@
 """Tells the next JobManager which TaskManagers run a job's attempts, so that it knows whom to wait for.
 
 Attempts are deployed behind that: what the next one does not know of, it begins again. Storage that does not answer holds
-them up for a short time only.
+them up for a short time only; of a job that nobody may begin again nothing is deployed that is not noted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import structlog
 
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.job_store import JobStore
-from penstock.errors import StreamError
+from penstock.errors import StoreTransient, StreamError
 
 _LANE: Final = "taskmanagers in use"
 _PATIENCE_S: Final = 2.0
@@ -46,6 +46,7 @@ class TaskManagersInUseRunner:
         self._in_order = in_order
         self._under_way = 0
         self._patient_until_s = 0.0
+        self._failure: StreamError | None = None
         self._are_noted = asyncio.Event()
         self._are_noted.set()
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
@@ -63,8 +64,9 @@ class TaskManagersInUseRunner:
         async def note() -> None:
             try:
                 await asyncio.to_thread(jobs.note_taskmanagers, self._job_id, addresses)
+                self._failure = None
             except StreamError as error:
-                self._noted = frozenset()
+                self._noted, self._failure = frozenset(), error
                 self._log.warning("taskmanagers.not_noted", reason=str(error))
             finally:
                 self._under_way -= 1
@@ -73,8 +75,23 @@ class TaskManagersInUseRunner:
 
         self._in_order(_LANE, note)
 
-    async def until_noted(self) -> None:
-        """Waits until all are noted, or could not be; not for long."""
+    async def until_noted(self, *, is_needed: bool) -> None:
+        """Waits until all are noted, or could not be; not for long.
+
+        Args:
+            is_needed: the next JobManager would run twice what it does not know of.
+
+        Raises:
+            StreamError: that, and they could not be noted.
+        """
+        if is_needed:
+            await self._are_noted.wait()
+            if self._failure is not None:
+                raise StoreTransient(
+                    "nothing of a job that must not run twice is deployed before its record names "
+                    f"its TaskManagers, which could not be written: {self._failure}"
+                )
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._patient_until_s):
                 await self._are_noted.wait()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from jobmanager.stores.job_store import JobStore
+from penstock.errors import StoreTransient
 from penstock.pb import client_pb2
 from tests.support.job_records import JobRecords
 from tests.unit.jobmanager.test_jobmanager_checkpoints import JOB, Checkpointed, run, settings
@@ -51,6 +52,31 @@ def test_attempts_are_deployed_behind_the_note_of_their_taskmanagers(
             await cluster.submit(make_graph())
             await cluster.wait_for(JOB, "RUNNING")
         assert order[0] == "noted"
+
+    run(scenario)
+
+
+def test_of_a_job_that_must_not_run_twice_nothing_is_deployed_that_is_not_noted(
+    make_graph: Any, cluster_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next JobManager would take it for one that has only waited, and begin it."""
+
+    def refused(store: JobStore, job_id: str, addresses: Mapping[str, str]) -> None:
+        raise StoreTransient("no room")
+
+    monkeypatch.setattr(JobStore, "note_taskmanagers", refused)
+    of_one_run = {"restart-strategy.type": "none", "execution.checkpointing.interval": "none"}
+    config = settings(tmp_path, **of_one_run)
+
+    async def scenario() -> None:
+        async with cluster_of(config) as cluster:
+            taskmanager = await cluster.add("tm1")
+            deployed: list[Any] = []
+            taskmanager.on_deploy = deployed.append
+            await cluster.submit(make_graph())
+            details = await cluster.wait_for(JOB, "FAILED")
+            assert "could not be written: no room" in details.failure.message
+            assert not deployed
 
     run(scenario)
 

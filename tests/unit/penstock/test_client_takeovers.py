@@ -218,7 +218,7 @@ def test_a_call_that_has_lasted_for_longer_than_a_takeover_may_is_made_again() -
 
 
 def test_a_call_that_is_never_answered_ends_however_short_a_takeover_may_be() -> None:
-    """As in `penstock cluster status`, whose calls may take as long as a takeover."""
+    """As in `penstock cluster stop`, whose calls may take as long as a takeover."""
 
     class Silent(Leader):
         def __init__(self) -> None:
