@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from keyword import iskeyword
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -113,7 +113,7 @@ def process_collector(
 
 _EMIT = """
 def emit(self_, row_=None, /, *, {parameters}, **others_):
-    if type(row_) is dict and not others_ and not self_.results and {are_missing} and tuple(row_) == names_:
+    if type_(row_) is dict_ and not others_ and not self_.results and {are_missing} and tuple_(row_) == names_:
         self_.flat += {of_row}
         self_.indexes.append(self_._context.index)
         return
@@ -129,9 +129,11 @@ def emit(self_, row_=None, /, *, {parameters}, **others_):
             others_[name_] = value_
     any_(self_, row_, **others_)
 """
+# Names of Python's own would be hidden by columns of these names.
+_BUILTINS: Final = {"type_": type, "dict_": dict, "tuple_": tuple, "map_": map}
 _OWN_NAMES = frozenset(
     {"self_", "row_", "others_", "name_", "value_", "missing_", "any_", "own_", "names_"}
-)
+) | frozenset(_BUILTINS)
 
 
 @lru_cache(maxsize=256)
@@ -144,13 +146,13 @@ def _kind(names: tuple[str, ...], nested: frozenset[str]) -> type[ProcessCollect
         parameters=", ".join(f"{name}=missing_" for name in names),
         are_given=" and ".join(f"{name} is not missing_" for name in names),
         are_missing=" and ".join(f"{name} is missing_" for name in names),
-        of_row="map(own_, row_.values())" if nested else "row_.values()",
+        of_row="map_(own_, row_.values())" if nested else "row_.values()",
         as_dict="{" + ", ".join(f"{name!r}: {name}" for name in names) + "}",
         given="{" + ", ".join(map("{0[0]!r}: {0[1]}".format, zip(names, own, strict=True))) + "}",
         values=", ".join(own),
     )
     scope: dict[str, Any] = {"missing_": object(), "any_": ProcessCollector.emit}
-    scope |= {"names_": names, "own_": handed_over_whole}
+    scope |= {"names_": names, "own_": handed_over_whole, **_BUILTINS}
     exec(compile(source, __file__, "exec"), scope)  # under our name: no frame of the user's
     emit: Callable[..., None] = scope["emit"]
     return type("ProcessCollector", (ProcessCollector,), {"__slots__": (), "emit": emit})

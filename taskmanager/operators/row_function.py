@@ -9,7 +9,7 @@ way of the operator's error policy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 from typing_extensions import override
@@ -28,7 +28,6 @@ from taskmanager.operators.time_slice import TimeSlice
 from taskmanager.operators.user_function import UserFunctionHandle
 
 _NO_ITERABLE_OF_ROWS = (str, bytes, dict, Row)
-_LIST_ITERATOR: Final[type] = type(iter(list[Any]()))
 
 
 class RowFunctionOperator(Operator):
@@ -175,10 +174,9 @@ class RowFunctionOperator(Operator):
     def _take(self, iterator: Iterator[Any], results: list[Any]) -> bool:
         """Takes results until the clock is due or the batch is full; True when there are no more."""
         room = min(self._slice.stride, self._batch_rows - len(results))
-        # In a list all are as the function has left them.
-        own = None if type(iterator) is _LIST_ITERATOR else self._own
+        own = self._own
         for result in iterator:
-            results.append(result if own is None else own(result))
+            results.append(own(result))
             room -= 1
             if room <= 0:
                 return False

@@ -394,6 +394,12 @@ class Again:
         self.record.n = row.n
         return self.record
 
+    def listed(self, row: Any) -> Any:
+        return [self.one(row)]
+
+    def listed_grown(self, row: Any) -> Any:
+        return [self.grown(row)]
+
     def three(self, row: Any) -> Any:
         for self.row["n"] in range(row.n, row.n + 3):
             yield self.row
@@ -440,6 +446,8 @@ NUMBERS = pa.schema([("numbers", pa.list_(pa.int64()))])
         (lambda s: s.map(Again().record_of, schema=N), [1, 5]),
         (lambda s: s.map(Again().grown, schema=NUMBERS), [[1], [1, 5]]),
         (lambda s: s.flat_map(Again().three, schema=N), [1, 2, 3, 5, 6, 7]),
+        (lambda s: s.flat_map(Again().listed, schema=N), [1, 5]),
+        (lambda s: s.flat_map(Again().listed_grown, schema=NUMBERS), [[1], [1, 5]]),
         (lambda s: s.process(Emits(), schema=N), [1, 2, 3, 5, 6, 7]),
         (lambda s: s.process(Lists(), schema=NUMBERS), [[0], [0], [0, 1], [0, 1]] * 2),
         (lambda s: s.window(ps.tumbling("1s")).process(Fires(), schema=N), [1, 5]),
@@ -452,6 +460,21 @@ def test_a_result_is_taken_as_it_is_when_it_is_given(chain: Any, expected: list[
         assert [list(row.values())[-1] for row in h.output] == expected
         if expected == [1, 2, 3, 5, 6, 7]:
             assert [row["n"] for row in h.side("aside")] in ([], expected)
+
+
+@pytest.mark.parametrize("name", ["type", "dict", "tuple", "map", "len"])
+@pytest.mark.parametrize("way", ["columns", "dict"])
+def test_columns_may_have_names_of_what_python_has_built_in(name: str, way: str) -> None:
+    class Named(ps.ProcessFunction):
+        @override
+        def process(self, row: Any, ctx: Any, out: Any) -> None:
+            result = {name: row.k, "numbers": [row.n]}
+            out.emit(**result) if way == "columns" else out.emit(result)
+
+    schema = pa.schema([(name, pa.string()), *NUMBERS])
+    with pt.harness(lambda s: s.process(Named(), schema=schema), schema=SCHEMA) as h:
+        h.push({"k": "a", "n": 1})
+        assert h.output == [{name: "a", "numbers": [1]}]
 
 
 def test_rows_of_a_generator_are_taken_as_they_come() -> None:
