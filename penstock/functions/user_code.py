@@ -3,7 +3,8 @@
 Functions travel as cloudpickle. What the script itself defines goes by value, and so does every module
 of the user's that is neither installed nor shipped (a notebook, a test); modules that are shipped
 (``penstock.client.code_shipping``) or installed go by reference. The JobManager unpickles nothing: slots do that, and
-here what a function is tried on, so that the job does not begin with what the trial left in it. Code keeps the name of its file, so that tracebacks show its lines.
+this module where a function is tried on rows, so that the job does not begin with what the trial has left in it. Code
+keeps the name of its file, so that tracebacks show its lines.
 """
 
 from __future__ import annotations
@@ -118,9 +119,18 @@ class _Apart(pickle.Unpickler):
 
         def make(*arguments: Any) -> Any:
             *of_class, _tracker_id, extra = arguments
+            bases = next(one for one in of_class if isinstance(one, tuple))
+            if any(map(_hears_of_classes, bases)):
+                return found(*arguments)
             return found(*of_class, None, extra)
 
         return make
+
+
+def _hears_of_classes(base: type) -> bool:
+    """True of a registry, say: it is not told of a class once more."""
+    hears = getattr(base.__init_subclass__, "__func__", None)
+    return hears is not None and hears.__module__ != "typing"
 
 
 def code_of_file(

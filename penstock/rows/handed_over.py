@@ -19,6 +19,7 @@ import copy
 import datetime as dt
 from collections.abc import Callable
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ NEVER_CHANGED: Final = frozenset(
 
 
 _AS_THEY_ARE: Final = (tuple, Row)
+_OF_COPIES: Final = ("__new__", "__reduce_ex__", "__reduce__", "__getstate__")
 
 
 def handing_over(schema: pa.Schema) -> Callable[[Any], Any]:
@@ -48,7 +50,22 @@ def handed_over(value: Any) -> Any:
         return value.copy()
     if kind in NEVER_CHANGED or issubclass(kind, _AS_THEY_ARE):
         return value
+    if _is_plain(kind):  # type: ignore[arg-type]
+        result = object.__new__(kind)
+        result.__dict__.update(value.__dict__)
+        return result
     return _copied(value, copy.copy)
+
+
+@lru_cache(maxsize=256)
+def _is_plain(kind: type) -> bool:
+    """True where the attributes of an object are all there is to copy, as of most dataclasses."""
+    return (
+        kind.__dictoffset__ != 0
+        and not any(hasattr(kind, name) for name in ("__copy__", "__setstate__"))
+        and all(getattr(kind, name) is getattr(object, name) for name in _OF_COPIES)
+        and not any("__slots__" in base.__dict__ for base in kind.__mro__)
+    )
 
 
 def handed_over_whole(value: Any) -> Any:

@@ -6,6 +6,7 @@ Method: streams over rows that are here, files and generators, some rows of whic
 from __future__ import annotations
 
 import json
+import string
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 import penstock as ps
 from penstock import col
 from penstock.errors import JobRejected
+from penstock.functions.user_code import trial_copy
 from penstock.streams.stream import Stream
 
 N = 300
@@ -211,3 +213,11 @@ def test_a_function_that_cannot_be_pickled_is_tried_as_it_is(numbers: Stream) ->
             return {"m": row.n}
 
     assert numbers.map(locked).schema.names == ["m"]
+
+
+class Text(string.Template):
+    """Its base hears of each class, as that of a registry of plugins does."""
+
+
+def test_who_hears_of_classes_does_not_hear_of_them_again() -> None:
+    assert trial_copy(lambda row: Text)(None) is Text
