@@ -96,6 +96,9 @@ def test_what_was_prepared_for_a_checkpoint_that_is_void_goes(
     handle = submit(is_chained=False)
     await_details(handle, lambda metrics, _: metrics["totals"]["records_out"] > 1_000)
     handle.checkpoint(DEADLINE_S)
+    out = tmp_path / "out"
+    # The trap waits for what the sink prepares, and that has rows to prepare only where some came behind the first barrier.
+    wait_in_directory(out, lambda: any(out.glob(".*.inprogress")), "rows behind the checkpoint")
     (tmp_path / "in-checkpoint").touch()
     with pytest.raises(ps.StreamError):
         handle.checkpoint(DEADLINE_S)
