@@ -134,9 +134,8 @@ def restorable_from(directory: str, job_id: str) -> str:
         newest = head.retained[-1].checkpoint_id
         behind = [one.path for one in head.open_savepoints if one.checkpoint_id > newest]
         for path in reversed(behind):
-            with suppress(
-                StoreTransient
-            ):  # where users have put it; a start asks again, and says so
+            # It lies where users have put it; a start asks again, and says so.
+            with suppress(StoreTransient):
                 if committed_elsewhere(path, job_id) is not None:  # which no start goes back behind
                     return still_restorable_from(path, job_id, is_others=False)
         return f"{directory}/chk-{newest}"

@@ -19,6 +19,7 @@ from penstock.errors import StoreTransient, StreamError
 
 _LANE: Final = "taskmanagers in use"
 _PATIENCE_S: Final = 2.0
+_PATIENCE_WHERE_NEEDED_S: Final = 30.0
 
 
 class TaskManagersInUseRunner:
@@ -45,8 +46,8 @@ class TaskManagersInUseRunner:
         self._jobs = jobs
         self._in_order = in_order
         self._under_way = 0
-        self._patient_until_s = 0.0
-        self._failure: StreamError | None = None
+        self._begun_at_s = 0.0
+        self._why_not = ""
         self._are_noted = asyncio.Event()
         self._are_noted.set()
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
@@ -59,14 +60,15 @@ class TaskManagersInUseRunner:
         self._noted = frozenset(addresses)
         self._under_way += 1
         self._are_noted.clear()
-        self._patient_until_s = asyncio.get_running_loop().time() + _PATIENCE_S
+        self._begun_at_s = asyncio.get_running_loop().time()
+        self._why_not = "storage does not answer"
 
         async def note() -> None:
             try:
                 await asyncio.to_thread(jobs.note_taskmanagers, self._job_id, addresses)
-                self._failure = None
+                self._why_not = ""
             except StreamError as error:
-                self._noted, self._failure = frozenset(), error
+                self._noted, self._why_not = frozenset(), str(error)
                 self._log.warning("taskmanagers.not_noted", reason=str(error))
             finally:
                 self._under_way -= 1
@@ -84,14 +86,12 @@ class TaskManagersInUseRunner:
         Raises:
             StreamError: that, and they could not be noted.
         """
-        if is_needed:
-            await self._are_noted.wait()
-            if self._failure is not None:
-                raise StoreTransient(
-                    "nothing of a job that must not run twice is deployed before its record names "
-                    f"its TaskManagers, which could not be written: {self._failure}"
-                )
-            return
+        patience_s = _PATIENCE_WHERE_NEEDED_S if is_needed else _PATIENCE_S
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._patient_until_s):
+            async with asyncio.timeout_at(self._begun_at_s + patience_s):
                 await self._are_noted.wait()
+        if is_needed and self._why_not:
+            raise StoreTransient(
+                "nothing of a job that must not run twice is deployed before its record names its "
+                f"TaskManagers, which could not be written: {self._why_not}"
+            )

@@ -19,12 +19,12 @@ import copy
 import datetime as dt
 from collections.abc import Callable
 from decimal import Decimal
-from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.types as pt
 
+from penstock.rows.column_values import record_as_dict
 from penstock.rows.rows import Row
 
 NEVER_CHANGED: Final = frozenset(
@@ -32,58 +32,47 @@ NEVER_CHANGED: Final = frozenset(
 )
 """Types of which Python changes no value in its place."""
 
-
 _AS_THEY_ARE: Final = (tuple, Row)
-_OF_COPIES: Final = ("__new__", "__reduce_ex__", "__reduce__", "__getstate__")
 
 
 def handing_over(schema: pa.Schema) -> Callable[[Any], Any]:
     """How results of a schema are taken."""
-    is_flat = not any(pt.is_nested(kind) for kind in schema.types)
-    return handed_over if is_flat else handed_over_whole
+    return handed_over_whole if any(map(may_change, schema.types)) else handed_over
+
+
+def may_change(kind: pa.DataType) -> bool:
+    """Whether a value that is given for a column may be changed in its place, as a list or a bytearray may."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return may_change(kind.storage_type)
+    is_bytes = pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind)
+    return pt.is_nested(kind) or is_bytes
 
 
 def handed_over(value: Any) -> Any:
-    """A result whose values are no lists, structs or maps."""
+    """A result of which no value may change; of a record the values."""
     kind = type(value)
-    if kind is dict:
+    if kind is dict or kind is list:
         return value.copy()
     if kind in NEVER_CHANGED or issubclass(kind, _AS_THEY_ARE):
         return value
-    if _is_plain(kind):  # type: ignore[arg-type]
-        result = object.__new__(kind)
-        result.__dict__.update(value.__dict__)
-        return result
-    return _copied(value, copy.copy)
-
-
-@lru_cache(maxsize=256)
-def _is_plain(kind: type) -> bool:
-    """True where the attributes of an object are all there is to copy, as of most dataclasses."""
-    return (
-        kind.__dictoffset__ != 0
-        and not any(hasattr(kind, name) for name in ("__copy__", "__setstate__"))
-        and all(getattr(kind, name) is getattr(object, name) for name in _OF_COPIES)
-        and not any("__slots__" in base.__dict__ for base in kind.__mro__)
-    )
+    record = record_as_dict(value)
+    return value if record is None else dict(record)
 
 
 def handed_over_whole(value: Any) -> Any:
-    """A result with everything in it."""
+    """A result with everything in it; of records the values."""
     kind = type(value)
     if kind in NEVER_CHANGED or issubclass(kind, Row):
         return value
-    if kind is dict:
-        return {key: handed_over_whole(item) for key, item in value.items()}
     if kind is list:
         return list(map(handed_over_whole, value))
     if kind is tuple:
         return tuple(map(handed_over_whole, value))
-    return _copied(value, copy.deepcopy)
-
-
-def _copied(value: Any, copied: Callable[[Any], Any]) -> Any:
+    record = value if kind is dict else record_as_dict(value)
+    if record is not None:
+        return {key: handed_over_whole(item) for key, item in record.items()}
     try:
-        return copied(value)
-    except Exception:  # noqa: BLE001 - an object of the user's may raise anything; what is no row is told when it is built
-        return value
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001 - an object of the user's may raise anything
+        # Any iterable is a list; what is none fits no column, and is told when that is built.
+        return list(map(handed_over_whole, value)) if hasattr(value, "__iter__") else value

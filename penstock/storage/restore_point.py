@@ -117,9 +117,8 @@ def give_savepoint_back(point: RestorePoint, job_id: str) -> None:
     if point.owner not in ("", job_id):
         point.store.compare_and_swap(OWNER_PATH, job_id.encode(), point.owner.encode())
     elif _content(point.store, OWNER_PATH) == job_id.encode():
-        point.store.delete(
-            OWNER_PATH
-        )  # nobody else takes it from a job that is not known to have ended
+        # Nobody else takes it from a job that is not known to have ended.
+        point.store.delete(OWNER_PATH)
 
 
 def remove_savepoint(store: ObjectStore) -> None:

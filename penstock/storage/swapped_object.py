@@ -10,6 +10,7 @@ same (each has an epoch, a token or a counter of its own), so that a swap that c
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 from penstock.errors import Fenced, InvariantViolation, StoreNotFound, StoreTransient, StreamError
@@ -60,8 +61,9 @@ class SwappedObject:
         self._lost = lost
         # What it is, as far as this instance knows; None = it was not taken over.
         self._last: bytes | None = None
-        # What it may be as well: swaps whose outcome is not known.
-        self._uncertain: list[bytes] = []
+        # What it may be as well: digests of what swaps were to write whose outcome is not known. Storage may be silent for
+        # long, and each try leaves one.
+        self._uncertain: set[bytes] = set()
         self._may_come = False
         """One of those may be made yet, so that what it is now says nothing of it."""
 
@@ -147,7 +149,7 @@ class SwappedObject:
         if self._last is None:
             raise InvariantViolation(f"{self.name} is verified by one who has not taken it over")
         content = self.content()
-        if content != self._last and content not in self._uncertain:
+        if content != self._last and not self._may_be(content):
             raise self._lost(content)
 
     def _give(self, found: bytes | None, new: bytes) -> bool:
@@ -173,15 +175,14 @@ class SwappedObject:
         if not self._store.compare_and_swap(self._path, self._last, new):
             # One of our own swaps may have happened although we were told that it failed.
             content = self.content()
-            if content not in (*self._uncertain, new) or not self._store.compare_and_swap(
-                self._path, content, new
-            ):
+            is_own = content == new or self._may_be(content)
+            if not is_own or not self._store.compare_and_swap(self._path, content, new):
                 raise self._lost(self.content())
         self._note_own(new)
 
     def _note_own(self, new: bytes) -> None:
         self._last = new
-        self._uncertain, self._may_come = [], False
+        self._uncertain, self._may_come = set(), False
 
     def _resolve(self, new: bytes, error: StoreTransient) -> None:
         """Finds out what a swap that failed has done, and finishes it where it has happened."""
@@ -194,15 +195,22 @@ class SwappedObject:
                 return
         except StoreTransient as again:
             self._may_come |= isinstance(again, SwapUnanswered)
-            self._uncertain.append(new)
+            self._uncertain.add(_digest(new))
             raise self._unknown(again) from error
         if content == self._last and not self._may_come:
-            self._uncertain = []
+            self._uncertain = set()
             raise error
-        if content in (self._last, *self._uncertain):
-            self._uncertain.append(new)
+        if content == self._last or self._may_be(content):
+            self._uncertain.add(_digest(new))
             raise self._unknown(error) from error
         raise self._lost(content) from error
 
+    def _may_be(self, content: bytes | None) -> bool:
+        return content is not None and _digest(content) in self._uncertain
+
     def _unknown(self, error: StoreTransient) -> SwapOutcomeUnknown:
         return SwapOutcomeUnknown(f"{self.name} may or may not have been replaced: {error}")
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()

@@ -36,9 +36,11 @@ class NameResolver:
     def resolve(self, host: str, port: int, found: Found, failed: Failed) -> None:
         """Calls one of the two: at once where the host is an address or too many wait, else from the mailbox."""
         try:
-            found(_look_up(host, port, socket.AI_NUMERICHOST))
+            target = _look_up(host, port, socket.AI_NUMERICHOST)
         except (OSError, UnicodeError):
             self._await((host, port), found, failed)
+        else:
+            found(target)
 
     def _await(self, name: tuple[str, int], found: Found, failed: Failed) -> None:
         waiting = self._waiting.setdefault(name, [])
@@ -48,8 +50,12 @@ class NameResolver:
             )
             return
         waiting.append((found, failed))
-        if len(waiting) == 1:
+        if len(waiting) > 1:
+            return
+        try:
             threading.Thread(target=self._run, args=name, name="name-resolver", daemon=True).start()
+        except RuntimeError as error:  # the process has no room for one more
+            self._ended(name, None, str(error))
 
     def _run(self, host: str, port: int) -> None:
         """On a thread of its own."""

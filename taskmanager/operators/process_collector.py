@@ -13,12 +13,11 @@ from keyword import iskeyword
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.types as pt
 from typing_extensions import override
 
 from penstock.functions.functions import Collector, as_mapping
 from penstock.processing.process_context import ProcessContext
-from penstock.rows.handed_over import handed_over_whole
+from penstock.rows.handed_over import handed_over_whole, may_change
 from penstock.rows.rows import Row
 
 
@@ -107,8 +106,8 @@ def process_collector(
     schema: pa.Schema, side_schema: pa.Schema, context: ProcessContext
 ) -> ProcessCollector:
     """The collector for rows of a schema."""
-    nested = frozenset(field.name for field in schema if pt.is_nested(field.type))
-    return _kind(tuple(schema.names), nested)(schema, side_schema, context)
+    changing = frozenset(field.name for field in schema if may_change(field.type))
+    return _kind(tuple(schema.names), changing)(schema, side_schema, context)
 
 
 _EMIT = """
@@ -137,16 +136,16 @@ _OWN_NAMES = frozenset(
 
 
 @lru_cache(maxsize=256)
-def _kind(names: tuple[str, ...], nested: frozenset[str]) -> type[ProcessCollector]:
+def _kind(names: tuple[str, ...], changing: frozenset[str]) -> type[ProcessCollector]:
     """The class whose ``emit`` has the columns as its parameters."""
     if not names or not all(map(_is_parameter, names)) or len(set(names)) < len(names):
         return ProcessCollector
-    own = [f"own_({name})" if name in nested else name for name in names]
+    own = [f"own_({name})" if name in changing else name for name in names]
     source = _EMIT.format(
         parameters=", ".join(f"{name}=missing_" for name in names),
         are_given=" and ".join(f"{name} is not missing_" for name in names),
         are_missing=" and ".join(f"{name} is missing_" for name in names),
-        of_row="map_(own_, row_.values())" if nested else "row_.values()",
+        of_row="map_(own_, row_.values())" if changing else "row_.values()",
         as_dict="{" + ", ".join(f"{name!r}: {name}" for name in names) + "}",
         given="{" + ", ".join(map("{0[0]!r}: {0[1]}".format, zip(names, own, strict=True))) + "}",
         values=", ".join(own),

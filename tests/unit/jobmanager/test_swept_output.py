@@ -52,6 +52,10 @@ class Sweeps:
         monkeypatch.setattr(taskmanager, "on_sweep", sweep)
 
 
+async def _refused(request: Any, context: Any) -> Any:
+    raise RuntimeError("the disk is read-only")
+
+
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swept_output_runner, "_PAUSES_S", (0.01, 0.01, 0.01, 0.01))
     monkeypatch.setattr(ended_checkpoints_runner, "_FIRST_PAUSE_S", 0.01)
@@ -126,13 +130,10 @@ def test_a_sweep_that_fails_is_tried_again_by_the_next_jobmanager(
 ) -> None:
     _hurry(monkeypatch)
 
-    async def sweep(request: Any, context: Any) -> Any:
-        raise RuntimeError("the disk is read-only")
-
     async def scenario() -> None:
         async with cluster_of(settings(tmp_path)) as cluster:
             taskmanager = await _run_and_fail_once(cluster, _writing(make_graph(), tmp_path))
-            monkeypatch.setattr(taskmanager, "on_sweep", sweep)
+            monkeypatch.setattr(taskmanager, "on_sweep", _refused)
             await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
             await cluster.wait_for(JOB, "CANCELED")
         assert list((tmp_path / "jobmanager" / "jobs").iterdir())
@@ -147,15 +148,12 @@ def test_a_sweep_of_a_job_that_failed_without_checkpoints_is_tried_again_by_the_
 ) -> None:
     _hurry(monkeypatch)
 
-    async def sweep(request: Any, context: Any) -> Any:
-        raise RuntimeError("the disk is read-only")
-
     async def scenario() -> None:
         config = {"restart-strategy.type": "none", "execution.checkpointing.interval": "none"}
         async with cluster_of(settings(tmp_path, **config)) as cluster:
             taskmanager = await cluster.add("tm1")
             fake = Checkpointed(taskmanager)
-            monkeypatch.setattr(taskmanager, "on_sweep", sweep)
+            monkeypatch.setattr(taskmanager, "on_sweep", _refused)
             await cluster.submit(_writing(make_graph(), tmp_path))
             await cluster.wait_for(JOB, "RUNNING")
             fake.fail()

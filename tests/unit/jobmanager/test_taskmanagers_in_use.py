@@ -15,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from jobmanager.job import taskmanagers_in_use_runner
 from jobmanager.stores.job_store import JobStore
 from penstock.errors import StoreTransient
 from penstock.pb import client_pb2
 from tests.support.job_records import JobRecords
+from tests.support.jobs import DEADLINE_S
 from tests.unit.jobmanager.test_jobmanager_checkpoints import JOB, Checkpointed, run, settings
 
 LONGER_S = 0.3
@@ -56,15 +58,20 @@ def test_attempts_are_deployed_behind_the_note_of_their_taskmanagers(
     run(scenario)
 
 
+@pytest.mark.parametrize("reason", ["no room", "storage does not answer"])
 def test_of_a_job_that_must_not_run_twice_nothing_is_deployed_that_is_not_noted(
-    make_graph: Any, cluster_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_graph: Any, cluster_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     """The next JobManager would take it for one that has only waited, and begin it."""
+    is_over = threading.Event()
 
-    def refused(store: JobStore, job_id: str, addresses: Mapping[str, str]) -> None:
+    def fails(store: JobStore, job_id: str, addresses: Mapping[str, str]) -> None:
+        if reason != "no room":
+            is_over.wait(DEADLINE_S)
         raise StoreTransient("no room")
 
-    monkeypatch.setattr(JobStore, "note_taskmanagers", refused)
+    monkeypatch.setattr(JobStore, "note_taskmanagers", fails)
+    monkeypatch.setattr(taskmanagers_in_use_runner, "_PATIENCE_WHERE_NEEDED_S", LONGER_S)
     of_one_run = {"restart-strategy.type": "none", "execution.checkpointing.interval": "none"}
     config = settings(tmp_path, **of_one_run)
 
@@ -75,7 +82,8 @@ def test_of_a_job_that_must_not_run_twice_nothing_is_deployed_that_is_not_noted(
             taskmanager.on_deploy = deployed.append
             await cluster.submit(make_graph())
             details = await cluster.wait_for(JOB, "FAILED")
-            assert "could not be written: no room" in details.failure.message
+            is_over.set()
+            assert f"could not be written: {reason}" in details.failure.message
             assert not deployed
 
     run(scenario)

@@ -194,9 +194,16 @@ def test_rows_are_fetched_no_longer_by_a_client_that_is_closed() -> None:
 
 
 def test_a_client_that_waits_for_a_leader_does_not_once_it_is_closed() -> None:
-    with Client(f"{NOBODY},{NOBODY}", "", leader_timeout_s=60) as client, ThreadPool(1) as beside:
+    is_asked = threading.Event()
+
+    class Standby(Leader):
+        def Hello(self, request: Any, context: Any) -> Any:  # type: ignore[override]  # noqa: N802
+            is_asked.set()
+            end_leadership(context)
+
+    with client_of(Standby(), leader_timeout_s=60) as client, ThreadPool(1) as beside:
         waiting = beside.apply_async(client.jobs)
-        time.sleep(0.5)
+        assert is_asked.wait(DEADLINE_S)
         client.close()
         with pytest.raises(errors.StreamError, match="ended on this side"):
             waiting.get(5)

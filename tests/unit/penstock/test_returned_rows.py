@@ -5,18 +5,19 @@ Method: every kind of function, each with the same results given out in every wa
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from typing_extensions import override
 
 import penstock as ps
 import penstock.testing as pt
-from penstock.rows.handed_over import handed_over
 
 SCHEMA = {"k": "string", "n": "int64"}
 
@@ -467,37 +468,63 @@ def test_what_goes_to_a_side_output_is_taken_as_it_is_when_it_is_given() -> None
         assert [row["n"] for row in h.side("aside")] == [1, 2, 3, 5, 6, 7]
 
 
-class OfSlots:
-    __slots__ = ("n",)
+class Uncopied(list[int]):
+    """As of an object that holds a lock."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("it cannot be copied")
 
 
 @dataclass
-class Of:
-    n: int
+class Held:
+    value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    n: int
+@pytest.mark.parametrize(
+    ("kind", "held", "expected"),
+    [
+        (pa.binary(), bytearray(1), [b"\x01", b"\x05"]),
+        (pa.list_(pa.binary()), [bytearray(1)], [[b"\x01"], [b"\x05"]]),
+        (pa.list_(pa.int64()), Uncopied([0]), [[1], [5]]),
+        (pa.list_(pa.int64()), deque([0]), [[1], [5]]),
+        (pa.list_(pa.int64()), np.zeros(1, np.int64), [[1], [5]]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("way", ["map", "columns", "dict", "record"])
+def test_values_of_every_kind_are_taken_as_they_are_when_they_are_given(
+    kind: pa.DataType, held: Any, expected: list[Any], way: str
+) -> None:
+    def put(row: Any) -> None:
+        changed = held[0] if isinstance(held[0], bytearray) else held
+        changed[0] = row.n
 
+    def mapped(row: Any) -> dict[str, Any]:
+        put(row)
+        return {"value": held}
 
-class Refusing:
-    """What its class says of copies counts."""
+    class Emitting(ps.ProcessFunction):
+        @override
+        def process(self, row: Any, ctx: Any, out: Any) -> None:
+            put(row)
+            match way:
+                case "columns":
+                    out.emit(value=held)
+                case "dict":
+                    out.emit({"value": held})
+                case "record":
+                    out.emit(Held(held))
 
-    def __init__(self, n: int) -> None:
-        self.n = n
+    schema = pa.schema([("value", kind)])
 
-    def __copy__(self) -> Refusing:
-        return Refusing(-self.n)
+    def chain(stream: Any) -> Any:
+        if way == "map":
+            return stream.map(mapped, schema=schema)
+        return stream.process(Emitting(), schema=schema)
 
-
-def test_records_are_copied_as_their_class_says() -> None:
-    of_slots = OfSlots()
-    of_slots.n = 1
-    for record, n in ((Of(1), 1), (of_slots, 1), (Fixed(1), 1), (Refusing(1), -1)):
-        taken = handed_over(record)
-        assert taken is not record
-        assert (type(taken), taken.n) == (type(record), n)
+    with pt.harness(chain, schema=SCHEMA) as h:
+        h.push_many([{"k": "a", "n": 1}, {"k": "a", "n": 5}])
+        assert [row["value"] for row in h.output] == expected
 
 
 @pytest.mark.parametrize("name", ["type", "dict", "tuple", "map", "len"])
