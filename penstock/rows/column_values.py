@@ -11,6 +11,7 @@ import dataclasses
 import datetime as dt
 import struct
 from collections.abc import Iterable, Mapping, Sequence, Sized
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -365,12 +366,21 @@ def _plain_struct(value: Any, kind: pa.DataType, field: pa.Field, index: int) ->
 
 def record_as_dict(value: Any) -> Mapping[str, Any] | None:
     """A dict, row, dataclass instance or named tuple as a mapping; None for anything else."""
+    names = _field_names(type(value))  # type: ignore[arg-type]
+    if names is not None:
+        return {name: getattr(value, name) for name in names}
     if isinstance(value, Mapping):
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     as_dict = getattr(type(value), "_asdict", None)
     return as_dict(value) if callable(as_dict) else None
+
+
+@lru_cache(maxsize=256)
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Of a dataclass; None for other classes, and for one that is a mapping as well."""
+    if issubclass(kind, Mapping) or not dataclasses.is_dataclass(kind):
+        return None
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _mismatch(value: object, field: pa.Field, index: int) -> ValueMismatch:
