@@ -173,12 +173,20 @@ class SwappedObject:
 
     def _replace(self, new: bytes) -> None:
         if not self._store.compare_and_swap(self._path, self._last, new):
-            # One of our own swaps may have happened although we were told that it failed.
+            # One of our own swaps may have happened although we were told that it failed, or it was out of reach for a
+            # moment: a directory that is mounted anew.
             content = self.content()
-            is_own = content == new or self._may_be(content)
-            if not is_own or not self._store.compare_and_swap(self._path, content, new):
-                raise self._lost(self.content())
+            if not self._is_own(content, new):
+                raise self._lost(content)
+            if not self._store.compare_and_swap(self._path, content, new):
+                content = self.content()
+                if not self._is_own(content, new):
+                    raise self._lost(content)
+                raise StoreTransient(f"{self.name} is there at one moment and gone at the next")
         self._note_own(new)
+
+    def _is_own(self, content: bytes | None, new: bytes) -> bool:
+        return content is not None and (content in (new, self._last) or self._may_be(content))
 
     def _note_own(self, new: bytes) -> None:
         self._last = new
