@@ -87,6 +87,7 @@ COUNTS: dict[str, int] = {
     "key_columns": 10_000,
     "partition_by": 10_000,
     "unread_columns": 100_000,
+    "stream_columns": 100_000,
     "sort_by": 10_000,
     "input_schemas": 1_000,
     "nulls": 10_000,

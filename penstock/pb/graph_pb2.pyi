@@ -1696,6 +1696,7 @@ class Operator(_message.Message):
     SECOND_INPUT_SCHEMA_FIELD_NUMBER: _builtins.int
     DETERMINISTIC_FIELD_NUMBER: _builtins.int
     UNREAD_COLUMNS_FIELD_NUMBER: _builtins.int
+    STREAM_COLUMNS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     PROJECT_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
@@ -1731,6 +1732,10 @@ class Operator(_message.Message):
     @_builtins.property
     def unread_columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Columns of the stream it is called on that are not read, since nothing needs them: for messages."""
+
+    @_builtins.property
+    def stream_columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """All columns of that stream, in their order, where some are not read: a function may give rows with them."""
 
     @_builtins.property
     def source(self) -> Global___SourceSpec: ...
@@ -1771,6 +1776,7 @@ class Operator(_message.Message):
         second_input_schema: _builtins.bytes = ...,
         deterministic: _builtins.bool = ...,
         unread_columns: _abc.Iterable[_builtins.str] | None = ...,
+        stream_columns: _abc.Iterable[_builtins.str] | None = ...,
         source: Global___SourceSpec | None = ...,
         project: Global___ProjectSpec | None = ...,
         filter: Global___FilterSpec | None = ...,
@@ -1787,7 +1793,7 @@ class Operator(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "event_time", b"event_time", "filter", b"filter", "input", b"input", "join", b"join", "on_error", b"on_error", "pass", b"pass", "process", b"process", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "sink", b"sink", "source", b"source", "spark", b"spark", "spec", b"spec", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "deterministic", b"deterministic", "event_time", b"event_time", "filter", b"filter", "input", b"input", "input_schema", b"input_schema", "join", b"join", "name", b"name", "on_error", b"on_error", "output_schema", b"output_schema", "pass", b"pass", "process", b"process", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "second_input_schema", b"second_input_schema", "sink", b"sink", "source", b"source", "spark", b"spark", "spec", b"spec", "uid", b"uid", "uid_is_generated", b"uid_is_generated", "unread_columns", b"unread_columns", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_function", b"batch_function", "deterministic", b"deterministic", "event_time", b"event_time", "filter", b"filter", "input", b"input", "input_schema", b"input_schema", "join", b"join", "name", b"name", "on_error", b"on_error", "output_schema", b"output_schema", "pass", b"pass", "process", b"process", "project", b"project", "row_function", b"row_function", "running_aggregate", b"running_aggregate", "second_input_schema", b"second_input_schema", "sink", b"sink", "source", b"source", "spark", b"spark", "spec", b"spec", "stream_columns", b"stream_columns", "uid", b"uid", "uid_is_generated", b"uid_is_generated", "unread_columns", b"unread_columns", "window_aggregate", b"window_aggregate", "window_function", b"window_function"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_spec: _TypeAlias = _typing.Literal["source", "project", "filter", "row_function", "batch_function", "event_time", "window_aggregate", "window_function", "running_aggregate", "sink", "pass", "process", "join", "spark"]  # noqa: Y015
     _WhichOneofArgType_spec: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015

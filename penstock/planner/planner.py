@@ -150,6 +150,7 @@ class Planner:
         if inputs:
             of_stream = input_schema(node.inputs[0]).names
             proto.unread_columns.extend(name for name in of_stream if name not in given.names)
+            proto.stream_columns.extend(of_stream if proto.unread_columns else ())
         inputs = self._complete(node, proto, inputs)
         inputs = [self._pre_aggregated(node, proto, each) for each in inputs]
         if chained:

@@ -315,17 +315,20 @@ class RowBuilder:
 
     Args:
         schema: of the batches; must not contain the event-time column.
-        unread: columns that rows may have besides, and that nobody reads.
+        given: the columns that rows may be given with, in their order, where nobody reads some of them.
     """
 
-    __slots__ = ("_names", "_single_nested", "_unread", "_values", "schema")
+    __slots__ = ("_given", "_names", "_places", "_single_nested", "_values", "schema")
 
-    def __init__(self, schema: pa.Schema, unread: Iterable[str] = ()) -> None:
+    def __init__(self, schema: pa.Schema, given: Iterable[str] = ()) -> None:
         self.schema = schema
         self._names: list[str] = list(schema.names)
         self._values: list[Any] = []
         self._single_nested = len(self._names) == 1 and pt.is_nested(schema.field(0).type)
-        self._unread = frozenset(unread)
+        self._given = dict.fromkeys(given or self._names)
+        order = list(self._given)
+        # Where the values of a tuple stand that are read, None where all of them are.
+        self._places = None if order == self._names else list(map(order.index, self._names))
 
     def __len__(self) -> int:
         return len(self._values)
@@ -377,11 +380,12 @@ class RowBuilder:
                     return [list(map(itemgetter(name), values)) for name in names]
                 except KeyError:
                     pass  # found again, with its position, below
-            elif kind is tuple and set(map(len, values)) == {len(names)}:
-                return list(zip(*values, strict=True))
+            elif kind is tuple and set(map(len, values)) == {len(self._given)}:
+                columns = list(zip(*values, strict=True))
+                return columns if self._places is None else [columns[n] for n in self._places]
             elif dataclasses.is_dataclass(kind) and _field_names(kind) == names:
                 return [list(map(attrgetter(name), values)) for name in names]
-            elif kind in _SCALARS and len(names) == 1:
+            elif kind in _SCALARS and len(self._given) == 1:
                 return [values]
         return self._columns_one_by_one()
 
@@ -422,15 +426,15 @@ class RowBuilder:
 
     def _normalise(self, value: Any, index: int) -> Sequence[Any]:
         """One result as values in the order of the schema."""
-        names = self._names
-        if len(names) == 1 and self._is_plain(value):
+        names, given = self._names, self._given
+        if len(given) == 1 and self._is_plain(value):
             return (value,)
         if isinstance(value, tuple) and not hasattr(value, "_fields"):
-            if len(value) != len(names):
+            if len(value) != len(given):
                 raise self._bad(
-                    value, index, f"a tuple of {len(value)} values for {len(names)} columns"
+                    value, index, f"a tuple of {len(value)} values for {len(given)} columns"
                 )
-            return value
+            return value if self._places is None else [value[n] for n in self._places]
         record = record_as_dict(value)
         if isinstance(value, Coroutine):
             value.close()
@@ -438,9 +442,9 @@ class RowBuilder:
             raise self._bad(value, index, got)
         if record is None:
             raise self._bad(value, index, f"{short_repr(value)} ({type(value).__name__})")
-        unknown = [str(k) for k in record if k not in names and k not in self._unread]
+        unknown = [str(k) for k in record if k not in given]
         if unknown:
-            hint = nearest_hint(unknown[0], names)
+            hint = nearest_hint(unknown[0], given)
             raise self._bad(value, index, f"unknown columns {', '.join(unknown)}{hint}")
         if any(name not in record for name in names):
             missing = [f.name for f in self.schema if f.name not in record and not is_optional(f)]

@@ -38,7 +38,7 @@ class ProcessOutput:
         self._schema = schema_from_bytes(spec.output_schema)
         self._side_schema = user_schema(schema_from_bytes(spec.input_schema))
         self._built_schema = user_schema(self._schema)
-        self._unread = tuple(spec.unread_columns)
+        self._stream_columns = tuple(spec.stream_columns)
         self._time_position = self._schema.get_field_index(EVENT_TIME)
         self._collector = collector
 
@@ -104,7 +104,7 @@ class ProcessOutput:
         for tag in dict.fromkeys(tag for tag, _, _ in emitted):
             results = [row for to, row, _ in emitted if to == tag]
             indexes = [index for to, _, index in emitted if to == tag]
-            build = partial(_built, schema=self._side_schema, unread=self._unread)
+            build = partial(_built, schema=self._side_schema, given=self._stream_columns)
             sides.append((tag, self._checked(results, indexes, build, rows, bad)))
         return sides
 
@@ -149,8 +149,8 @@ class ProcessOutput:
         )
 
 
-def _built(results: list[Any], schema: pa.Schema, unread: Sequence[str] = ()) -> pa.RecordBatch:
-    builder = RowBuilder(schema, unread)
+def _built(results: list[Any], schema: pa.Schema, given: Sequence[str] = ()) -> pa.RecordBatch:
+    builder = RowBuilder(schema, given)
     builder.extend(results)
     return builder.build()
 

@@ -107,6 +107,44 @@ def test_a_row_for_a_side_output_may_have_columns_that_nobody_reads() -> None:
         assert (h.take(), h.bad_rows) == ([{"user": "ann"}], 0)
 
 
+TUPLES: dict[str, tuple[Any, list[Any]]] = {
+    "whole": (lambda user: (1, user, ["x"]), [{"user": "ann"}]),
+    "what is read alone": (lambda user: (user,), []),
+    "too long": (lambda user: (1, user, ["x"], 2), []),
+    "a value": (lambda user: user, []),
+}
+
+
+@pytest.mark.parametrize(("given", "expected"), TUPLES.values(), ids=TUPLES)
+def test_a_tuple_for_a_side_output_has_all_columns_of_the_input(
+    given: Any, expected: list[Any]
+) -> None:
+    class Puts(ps.ProcessFunction):
+        def process(self, row: Any, ctx: Any, out: Any) -> None:
+            out.side("refused", given(row.user))
+
+    def refused(stream: Any) -> Any:
+        sides = stream.process(Puts(), schema=USER).on_error("skip")
+        return sides.side_output("refused").select("user")
+
+    with pt.harness(refused, schema={"n": int, "user": str, "tags": list[str]}) as h:
+        h.push({"user": "ann", "n": 7, "tags": []})
+        assert (h.take(), h.bad_rows) == (expected, 1 - len(expected))
+
+
+def test_a_tuple_for_a_side_output_of_which_a_list_alone_is_read_is_a_row() -> None:
+    class Puts(ps.ProcessFunction):
+        def process(self, row: Any, ctx: Any, out: Any) -> None:
+            out.side("refused", (1, row.tags))
+
+    def refused(stream: Any) -> Any:
+        return stream.process(Puts(), schema=USER).side_output("refused").select("tags")
+
+    with pt.harness(refused, schema={"n": int, "tags": list[int]}) as h:
+        h.push({"n": 7, "tags": [3]})
+        assert h.take() == [{"tags": [3]}]
+
+
 def test_rows_without_a_given_time_have_that_of_the_clock_or_none() -> None:
     with pt.harness(Route(), schema=USER, output_schema={"n": int, "at": int}, now=5) as h:
         h.push({"user": "a", "n": 1})
