@@ -19,13 +19,15 @@ import copy
 import datetime as dt
 from collections.abc import Callable
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.types as pt
+from typing_extensions import override
 
-from penstock.rows.column_values import record_as_dict
-from penstock.rows.rows import Row
+from penstock.rows.column_values import is_never_changed, record_as_dict
+from penstock.rows.rows import Row, lazy_columns, row_class, row_maker
 
 NEVER_CHANGED: Final = frozenset(
     {type(None), bool, int, float, str, bytes, dt.date, dt.datetime, dt.time, dt.timedelta, Decimal}
@@ -62,8 +64,10 @@ def handed_over(value: Any) -> Any:
 def handed_over_whole(value: Any) -> Any:
     """A result with everything in it; of records the values."""
     kind = type(value)
-    if kind in NEVER_CHANGED or issubclass(kind, Row):
+    if kind in NEVER_CHANGED:
         return value
+    if issubclass(kind, Row):
+        return _row_as_it_is(value)
     if kind is list:
         return list(map(handed_over_whole, value))
     if kind is tuple:
@@ -76,3 +80,41 @@ def handed_over_whole(value: Any) -> Any:
     except Exception:  # noqa: BLE001 - an object of the user's may raise anything
         # Any iterable is a list; what is none fits no column, and is told when that is built.
         return list(map(handed_over_whole, value)) if hasattr(value, "__iter__") else value
+
+
+class _RowAsItWas(Row):
+    """A row of which nothing is the user's: no function sees it."""
+
+    __slots__ = ("_penstock_own",)
+
+    @override
+    def __getitem__(self, name: str) -> Any:
+        own, position = self._penstock_own, self._penstock_positions.get(name, -1)
+        return own[position] if position in own else Row.__getitem__(self, name)
+
+
+def _row_as_it_is(row: Row) -> Row:
+    """A row whose lists and the like are as they are now, also those that are yet to be read."""
+    columns, index = row._penstock_columns, row._penstock_index
+    batch: pa.RecordBatch | None = columns[-1]
+    if batch is None:  # made of values
+        names = tuple(row)
+        return row_maker(names)([handed_over_whole(row[name]) for name in names])
+    if columns[-3] is None:
+        changing = [n for n, kind in enumerate(batch.schema.types) if not is_never_changed(kind)]
+        columns[-3] = changing, lazy_columns(batch)
+    changing, unread = columns[-3]
+    if not changing or isinstance(row, _RowAsItWas):
+        return row
+    kind: Any = row_class(batch)
+    taken = object.__new__(_kind_as_it_was(kind))
+    taken._penstock_columns, taken._penstock_index = unread, index
+    taken._penstock_own = {
+        n: handed_over_whole(values[index]) for n in changing if (values := columns[n]) is not None
+    }
+    return taken
+
+
+@lru_cache(maxsize=256)
+def _kind_as_it_was(kind: type[Any]) -> type[_RowAsItWas]:
+    return type("Row", (_RowAsItWas, kind), {"__slots__": ()})

@@ -12,9 +12,10 @@ those whose value is put into the row as it is made (``penstock.rows.row_calls``
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, overload
 
 import pyarrow as pa
@@ -51,6 +52,8 @@ class Row:
     _penstock_index: int
     _penstock_names: tuple[str, ...] = ()
     _penstock_positions: dict[str, int] = {}  # noqa: RUF012 - set once per generated class
+    # Of a row as it was given (``handed_over``): position -> the values that the batch may not have.
+    _penstock_own: Mapping[int, Any] = MappingProxyType({})
 
     def __getitem__(self, name: str) -> Any:
         position = self._penstock_positions.get(name)
@@ -72,7 +75,8 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """Name -> value of all columns."""
-        return {name: Row.__getitem__(self, name) for name in self._penstock_names}
+        get = type(self).__getitem__
+        return {name: get(self, name) for name in self._penstock_names}
 
     def _asdict(self) -> dict[str, Any]:
         """The same as ``as_dict``, under the name that named tuples have."""
@@ -175,10 +179,10 @@ def make_row(row_class: type[Row], columns: list[Any], index: int) -> Row:
 
 
 def lazy_columns(batch: pa.RecordBatch) -> list[Any]:
-    """What the rows of a batch share: per column None or its decoded values, then a set of those that were asked
-    for by name, then the batch."""
+    """What the rows of a batch share: per column None or its decoded values, then what ``handed_over`` notes of the
+    batch, a set of the columns that were asked for by name, and the batch."""
     columns: list[Any] = [None] * batch.num_columns
-    columns += (set(), batch)
+    columns += (None, set(), batch)
     return columns
 
 
@@ -193,7 +197,7 @@ def row_maker(names: Sequence[str]) -> Callable[[Sequence[Any]], Row]:
 
     def make(values: Sequence[Any]) -> Row:
         columns: list[Any] = [[value] for value in values]
-        columns += (set(), None)
+        columns += (None, set(), None)
         return make_row(kind, columns, 0)
 
     return make
@@ -401,9 +405,13 @@ class RowBuilder:
             return [self._of_each(name) for name in self._names]
         places = pa.array([row._penstock_index for row in values], pa.int64())
         positions, found = values[0]._penstock_positions, []
+        own = set().union(*(row._penstock_own for row in values))
         for field in self.schema:
             position = positions[field.name]
-            given, is_read = batch.column(position), columns[position] is not None
+            given, is_read = (
+                batch.column(position),
+                columns[position] is not None or position in own,
+            )
             is_same = given.type == field.type and (field.nullable or not given.null_count)
             is_same &= not is_read or is_never_changed(field.type)
             found.append(given.take(places) if is_same else self._of_each(field.name))
@@ -413,7 +421,7 @@ class RowBuilder:
         """The values that the rows have in a column."""
         found: list[Any] = []
         try:
-            found.extend(Row.__getitem__(row, name) for row in self._values)
+            found.extend(row[name] for row in self._values)
         except BadRecord as e:
             index = len(found)
             row = short_repr(self._values[index], ROW_BYTES)

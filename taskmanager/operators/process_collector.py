@@ -18,7 +18,6 @@ from typing_extensions import override
 from penstock.functions.functions import Collector, as_mapping
 from penstock.processing.process_context import ProcessContext
 from penstock.rows.handed_over import handed_over_whole, may_change
-from penstock.rows.rows import Row
 
 
 class ProcessCollector(Collector):
@@ -51,7 +50,7 @@ class ProcessCollector(Collector):
             result = columns if row is None else {**as_mapping(row), **columns}
         if self.flat:
             self.unflatten()
-        self.results.append(result if isinstance(result, Row) else self._own(result))
+        self.results.append(self._own(result))
         self.indexes.append(self._context.index)
 
     @override

@@ -546,3 +546,76 @@ def test_rows_of_a_generator_are_taken_as_they_come() -> None:
     row = type("Row", (), {"n": 1})
     read = ps.Environment().from_rows(Again().three(row))
     assert [r["n"] for r in read._source.node.operation.sample(9).to_pylist()] == [1, 2, 3]
+
+
+TAGS = pa.schema(
+    [("n", pa.int64()), ("tags", pa.list_(pa.int64())), ("more", pa.list_(pa.int64()))]
+)
+
+
+class ChangesRows(ps.ProcessFunction):
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        out.emit(row)
+        out.side("aside", row)
+        row.tags.append(7)
+        out.emit(row)
+        out.side("aside", row)
+        row.tags.append(8)
+
+
+class ChangesRowsOfWindows(ps.WindowFunction):
+    def process(self, key: Any, window: Any, rows: Any, out: Any) -> None:
+        for row in rows:
+            yield row
+            row.tags.append(7)
+            yield row
+            row.tags.append(8)
+
+
+class ChangesEarlierRows:
+    earlier: Any = None
+
+    def __call__(self, row: Any) -> Any:
+        if self.earlier is not None:
+            self.earlier.tags.append(8)
+        row.tags.append(7)
+        self.earlier = row
+        return row
+
+
+def changes_yielded(row: Any) -> Any:
+    yield row
+    row.tags.append(7)
+    yield row
+    row.tags.append(8)
+
+
+@pytest.mark.parametrize("pushes", [1, 3])  # those behind the first have columns decoded beforehand
+@pytest.mark.parametrize(
+    ("chain", "expected"),
+    [
+        (lambda s: s.map(ChangesEarlierRows(), schema=TAGS), [[7], [7]]),
+        (lambda s: s.flat_map(changes_yielded, schema=TAGS), [[], [7], [], [7]]),
+        (lambda s: s.process(ChangesRows(), schema=TAGS), [[], [7], [], [7]]),
+        (
+            lambda s: s.process(ChangesRows(), schema=TAGS).side_output("aside"),
+            [[], [7], [], [7]],
+        ),
+        (
+            lambda s: s.window(ps.count_window(2)).process(ChangesRowsOfWindows(), schema=TAGS),
+            [[], [7], [], [7]],
+        ),
+    ],
+    ids=["map", "flat_map", "process", "side", "window"],
+)
+def test_a_row_that_is_given_whole_is_taken_as_it_is_when_it_is_given(
+    chain: Any, expected: list[list[int]], pushes: int
+) -> None:
+    with pt.harness(chain, schema=TAGS) as h:
+        for n in range(pushes):
+            h.push_many([{"n": n, "tags": [], "more": [n]}] * 2)
+        h.end()
+        assert [row["tags"] for row in h.output] == expected * pushes
+        assert [row["more"] for row in h.output] == [
+            [n] for n in range(pushes) for _ in range(len(expected))
+        ]
