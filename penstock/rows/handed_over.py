@@ -102,16 +102,16 @@ def _row_as_it_is(row: Row) -> Row:
         return row_maker(names)([handed_over_whole(row[name]) for name in names])
     if columns[-3] is None:
         changing = [n for n, kind in enumerate(batch.schema.types) if not is_never_changed(kind)]
-        columns[-3] = changing, lazy_columns(batch)
-    changing, unread = columns[-3]
+        plain: Any = row_class(batch)
+        columns[-3] = changing, lazy_columns(batch), _kind_as_it_was(plain)
+    changing, unread, kind = columns[-3]
     if not changing or isinstance(row, _RowAsItWas):
         return row
-    kind: Any = row_class(batch)
-    taken = object.__new__(_kind_as_it_was(kind))
-    taken._penstock_columns, taken._penstock_index = unread, index
-    taken._penstock_own = {
-        n: handed_over_whole(values[index]) for n in changing if (values := columns[n]) is not None
-    }
+    taken = object.__new__(kind)
+    taken._penstock_columns, taken._penstock_index, taken._penstock_own = unread, index, {}
+    for n in changing:
+        if columns[n] is not None:
+            taken._penstock_own[n] = handed_over_whole(columns[n][index])
     return taken
 
 
