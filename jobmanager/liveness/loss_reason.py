@@ -15,7 +15,9 @@ class LossReason(enum.Enum):
     UNREACHABLE = "unreachable"
     """It was silent for less, and could not be reached either."""
     GOODBYE = "goodbye"
-    """It said so."""
+    """It was told to end, and said so."""
+    GAVE_UP = "gave-up"
+    """It could not go on, and said so."""
     RESTARTED = "restarted"
     """It has come back as another incarnation."""
 

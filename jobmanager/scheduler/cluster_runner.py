@@ -221,7 +221,7 @@ class ClusterRunner:
             reason = request.reason or "it was stopped"
             self._lose(
                 request.taskmanager_id,
-                LossReason.GOODBYE,
+                LossReason.GOODBYE if request.is_planned else LossReason.GAVE_UP,
                 reason,
                 is_planned=request.is_planned,
             )

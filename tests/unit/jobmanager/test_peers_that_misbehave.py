@@ -310,3 +310,23 @@ def test_a_taskmanager_that_is_told_to_end_uses_up_no_restart(
             assert details.summary.restarts == 3
 
     run(scenario)
+
+
+@pytest.mark.parametrize(("is_planned", "reason"), [(True, "goodbye"), (False, "gave-up")])
+def test_metrics_tell_who_was_told_to_end_from_who_could_not_go_on(
+    cluster_of: Any, is_planned: bool, reason: str
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            leaving = await cluster.add("tm1")
+            await leaving.jobmanager.Goodbye(
+                internal_pb2.GoodbyeRequest(
+                    taskmanager_id="tm1",
+                    incarnation=leaving.incarnation,
+                    is_planned=is_planned,
+                )
+            )
+            losses = cluster.jobmanager.cluster.losses
+            assert {loss.value: count for loss, count in losses.items()} == {reason: 1}
+
+    run(scenario)
