@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from penstock.client.arrived_rows import MEMORY_BYTES_MAX, SEEN_BY_A_LOOP, ArrivedRows
 from penstock.errors import JobRejected, RowsComeAgain, StreamError
+from penstock.rows.decoded_values import dicts_of
 
 FetchRows = Callable[[], Iterable[tuple[int, pa.RecordBatch]]]
 """The rows of one collect sink as (subtask index, batch), in order per subtask; ends with the job."""
@@ -53,22 +54,8 @@ def _rows_of(rows: pa.Table | pa.RecordBatch) -> list[CollectedRow]:
     Raises:
         StreamError: a value is none of Python's (a time beyond its years, or of single nanoseconds).
     """
-    try:
-        return [CollectedRow(row) for row in rows.to_pylist()]
-    except (OverflowError, ValueError) as error:
-        name = next((n for n in rows.schema.names if not _is_python(rows[n])), "")
-        raise StreamError(
-            f"column {name!r} has a value that Python cannot hold: {error}; "
-            "read the rows with .to_arrow(), or cast the column before .collect()"
-        ) from error
-
-
-def _is_python(column: pa.Array) -> bool:
-    try:
-        column.to_pylist()
-    except (OverflowError, ValueError):
-        return False
-    return True
+    remedy = "read the rows with .to_arrow(), or cast the column before .collect()"
+    return [CollectedRow(row) for row in dicts_of(rows, remedy)]
 
 
 class CollectedRows(Sequence[CollectedRow]):

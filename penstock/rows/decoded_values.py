@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from penstock.errors import BadRecord
+from penstock.errors import BadRecord, StreamError
 from penstock.rows.column_values import decode
 
 
@@ -38,6 +38,32 @@ def decoded_keys(arrays: Sequence[pa.Array], names: Sequence[str]) -> Sequence[A
     if all(type(values) is list for values in columns):
         return list(zip(*columns, strict=True))
     return cast("Sequence[Any]", _TupleByTuple(columns))
+
+
+def dicts_of(rows: pa.Table | pa.RecordBatch, remedy: str) -> list[dict[str, Any]]:
+    """Rows as Python values.
+
+    Args:
+        remedy: what to do where Python has not all of them.
+
+    Raises:
+        StreamError: a value is none of Python's (a time beyond its years, or of single nanoseconds).
+    """
+    try:
+        return cast("list[dict[str, Any]]", rows.to_pylist())
+    except (OverflowError, ValueError) as error:
+        name = next((n for n in rows.schema.names if not _is_python(rows[n])), "")
+        raise StreamError(
+            f"column {name!r} has a value that Python cannot hold: {error}; {remedy}"
+        ) from error
+
+
+def _is_python(column: pa.Array) -> bool:
+    try:
+        column.to_pylist()
+    except (OverflowError, ValueError):
+        return False
+    return True
 
 
 class _OneByOne:

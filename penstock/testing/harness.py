@@ -15,6 +15,7 @@ from penstock.errors import JobRejected
 from penstock.loops.declaration import uncompiled
 from penstock.rows.column_values import ValueMismatch
 from penstock.rows.conforming import conformed
+from penstock.rows.decoded_values import dicts_of
 from penstock.rows.schema import EVENT_TIME, user_batch
 from penstock.storage.arrow_codecs import exact_array
 from penstock.streams.windows import Window
@@ -287,7 +288,7 @@ class Harness:
     @property
     def output(self) -> list[Row]:
         """The rows that came out since the last ``take``."""
-        return [row for batch in self._runner.batches for row in user_batch(batch).to_pylist()]
+        return [row for batch in self._runner.batches for row in _rows_of(batch)]
 
     @overload
     def take(self, *, event_time: Literal[False] = False) -> list[Row]: ...
@@ -314,7 +315,7 @@ class Harness:
     def side(self, tag: str) -> list[Row]:
         """The rows that came out by a side output since the last call for it."""
         batches = self._runner.sides.pop(tag, [])
-        return [row for batch in batches for row in user_batch(batch).to_pylist()]
+        return [row for batch in batches for row in _rows_of(batch)]
 
     @property
     def watermark_ms(self) -> int:
@@ -376,6 +377,11 @@ class Harness:
                 job has "failed" right before that.
         """
         return self._runner.snapshot(is_completed=complete)
+
+
+def _rows_of(batch: pa.RecordBatch) -> list[Row]:
+    remedy = "cast the column at the end of what is tested"
+    return dicts_of(user_batch(batch), remedy)
 
 
 def _times(values: Sequence[Any]) -> pa.Array:

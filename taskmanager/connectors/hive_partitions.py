@@ -7,6 +7,8 @@ from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
 
 from penstock.connectors.globs import is_hidden
 from penstock.connectors.listing import HIVE_NULL
@@ -30,6 +32,8 @@ def split_by_partition(
     for column in columns:
         values = batch.column(batch.schema.get_field_index(column))
         texts = cast_kernel(values.type, pa.string(), safe=False)(values)
+        if pt.is_floating(values.type):  # the zeros are equal: one key, one directory
+            texts = pc.if_else(pc.equal(texts, "-0"), "0", texts)
         encoded = texts.dictionary_encode(null_encoding="encode")
         names = [directory_name(column, value) for value in encoded.dictionary.to_pylist()]
         codes = group_of_row * len(names) + encoded.indices.to_numpy(zero_copy_only=False)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
@@ -34,6 +35,7 @@ from penstock.errors import InvariantViolation, JobRejected, TaskFailure, Unreco
 from penstock.pb import graph_pb2
 from taskmanager.connectors import file_encoders
 from taskmanager.connectors import file_sink as file_sink_module
+from taskmanager.connectors.hive_partitions import split_by_partition
 from taskmanager.connectors.json_text import json_rows
 from taskmanager.connectors.sink_writer import SinkWriter, UserSinkWriter
 from tests.support.examples import examples
@@ -667,3 +669,14 @@ def test_rows_are_copied_out_of_batches_as_far_as_arrow_can() -> None:
     for batches in (apart, views):
         rows = [row for batch in batches for row in batch.to_pylist()]
         assert [row for batch in file_encoders.copied(batches) for row in batch.to_pylist()] == rows
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+def test_both_zeros_go_to_one_directory(kind: pa.DataType) -> None:
+    values = pa.array(np.array([-0.0, 1.5, 0.0, -0.5], kind.to_pandas_dtype()))
+    found = split_by_partition(pa.record_batch({"x": values, "n": [1, 2, 3, 4]}), ["x"])
+    assert [(name, rows["n"].to_pylist()) for name, rows in found] == [
+        ("x=-0.5", [4]),
+        ("x=0", [1, 3]),
+        ("x=1.5", [2]),
+    ]

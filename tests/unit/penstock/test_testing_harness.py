@@ -367,3 +367,14 @@ def test_encoded_columns_are_plain_ones_as_those_of_sources_are() -> None:
     harness.push({"d": "z", "v": "z"})
     assert harness.take() == [{"d": word, "v": word} for word in ("x", "y", "z")]
     assert all(schema.field(name).type == pa.string() for schema in seen for name in kinds)
+
+
+def test_rows_that_python_does_not_have_are_told_by_their_column() -> None:
+    schema = pa.schema([("n", pa.int64()), ("at", pa.timestamp("ms"))])
+    far = pa.table({"n": [1], "at": pa.array([400_000_000_000_000], pa.timestamp("ms"))})
+    with pt.harness(lambda s: s, schema=schema) as h:
+        h.push_many(far.to_batches()[0])
+        with pytest.raises(
+            ps.StreamError, match=r"column 'at' has a value that .* cast the column"
+        ):
+            h.take()
