@@ -256,10 +256,9 @@ class HeadStore:
         mine = f"leader epoch {self._epoch} no longer has {HEAD_PATH} of job {self._job_id}"
         if (other.job_id, other.leader_epoch) == (self._job_id, self._epoch):
             return HeadClaimedAgain(f"{mine}: it has claimed it again")
-        told = f"{mine}: epoch {other.leader_epoch} has claimed it"
-        if other.job_id == self._job_id:
-            return NewerLeader(told, other.leader_epoch)
-        return Fenced(told)
+        if other.job_id != self._job_id:
+            return Fenced(f"{mine}: job {other.job_id} has claimed it")
+        return NewerLeader(f"{mine}: epoch {other.leader_epoch} has claimed it", other.leader_epoch)
 
     def _gone(self, told: str, is_left: bool) -> StreamError:
         """What it means that there is no HEAD: where nothing is left that it has named, nobody has removed HEAD alone."""

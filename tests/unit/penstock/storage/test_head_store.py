@@ -87,6 +87,18 @@ def test_a_deposed_leader_can_add_nothing(store: Any) -> None:
     assert ids(old.read()) == [1, 5]
 
 
+def test_who_is_deposed_by_another_job_is_told_which(store: Any) -> None:
+    old, new = HeadStore(store), HeadStore(store)
+    head = named(old.claim("j1", 3), 1)
+    old.swap(head)
+    new.take_over("j2", "j1", 1, pb.StartedFrom())
+    with pytest.raises(Fenced, match="epoch 3 no longer has HEAD of job j1: job j2 has claimed it"):
+        old.swap(named(head, 2))
+    new.claim("j2", 1)
+    with pytest.raises(Fenced, match="job j2 has claimed it"):
+        old.verify()
+
+
 def test_a_second_claim_of_one_epoch_ends_the_first(store: Any) -> None:
     first, second = HeadStore(store), HeadStore(store)
     head = first.claim("j1", 3)
