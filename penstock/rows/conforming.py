@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import pyarrow as pa
+import pyarrow.types as pt
 
 from penstock.naming import nearest_hint
 from penstock.rows.casting import Kernel, cast_kernel
@@ -76,6 +77,60 @@ def _refuse_nulls(column: pa.Array, field: pa.Field) -> None:
             f"a null in column {field.name!r}, which is declared as never null",
             column.is_null().index(True).as_py(),
         )
+    if not _has_never_null(field.type) or not _inner_null(column):
+        return
+    start, stop = 0, len(column)  # the first row with one is from start on, and before stop
+    while stop - start > 1:
+        middle = (start + stop) // 2
+        if _inner_null(column.slice(start, middle - start)):
+            stop = middle
+        else:
+            start = middle
+    raise ValueMismatch(
+        f"a null within column {field.name!r}, at {_inner_null(column)!r} of {field.type}, which is declared as "
+        "never null",
+        start,
+    )
+
+
+@lru_cache(maxsize=256)
+def _has_never_null(kind: pa.DataType) -> bool:
+    """Whether a field within a type is declared as never null; keys of maps cannot be null anyway."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_never_null(kind.storage_type)
+    return any(not field.nullable or _has_never_null(field.type) for field in _inner(kind))
+
+
+def _inner(kind: pa.DataType) -> list[pa.Field]:
+    if pt.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    if pt.is_struct(kind):
+        return list(kind)
+    return [kind.value_field] if pt.is_nested(kind) and hasattr(kind, "value_field") else []
+
+
+def _inner_null(column: pa.Array) -> str:
+    """The name of the first field within a column that has a null and never may have, "" = there is none.
+
+    What lies below a null is no value.
+    """
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    fields = _inner(column.type)
+    if not any(not field.nullable or _has_never_null(field.type) for field in fields):
+        return ""
+    valid = column.drop_null() if column.null_count else column
+    if pt.is_map(column.type):
+        first, last = valid.offsets[0].as_py(), valid.offsets[-1].as_py()
+        parts = [part.slice(first, last - first) for part in (valid.keys, valid.items)]
+    else:
+        parts = valid.flatten() if pt.is_struct(column.type) else [valid.flatten()]
+    for field, part in zip(fields, parts, strict=True):
+        if part.null_count and not field.nullable:
+            return str(field.name)
+        if found := _inner_null(part):
+            return found
+    return ""
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:

@@ -121,3 +121,28 @@ def test_types_that_have_nothing_in_common() -> None:
     with pytest.raises(ValueMismatch, match="Unsupported cast") as failed:
         conformed_column(pa.array([[1]]), pa.field("x", pa.int64()))
     assert failed.value.index == -1
+
+
+NEVER = pa.field("never", pa.int64(), nullable=False)
+WITHIN: list[tuple[pa.DataType, list[Any], list[Any]]] = [
+    (pa.struct([NEVER]), {"never": 1}, {"never": None}),
+    (pa.list_(NEVER), [1], [1, None]),
+    (pa.large_list(NEVER), [1], [None]),
+    (pa.list_(NEVER, 1), [1], [None]),
+    (pa.map_(pa.string(), NEVER), [("k", 1)], [("k", None)]),
+    (pa.list_(pa.struct([NEVER])), [{"never": 1}], [None, {"never": None}]),
+    (pa.struct([pa.field("l", pa.list_(NEVER))]), {"l": [1]}, {"l": [None]}),
+]
+
+
+@pytest.mark.parametrize(("kind", "good", "bad"), WITHIN, ids=str)
+def test_a_null_within_a_column_of_the_same_type_is_refused(
+    kind: pa.DataType, good: Any, bad: Any
+) -> None:
+    field = pa.field("c", kind)
+    fine = pa.array([bad, good, None, good, good], kind).slice(1)
+    assert conformed_column(fine, field) is fine
+    wrong = pa.array([bad, good, None, good, bad, bad], kind).slice(1)
+    with pytest.raises(ValueMismatch, match="a null within column 'c'") as told:
+        conformed_column(wrong, field)
+    assert told.value.index == 3

@@ -619,3 +619,17 @@ def test_a_row_that_is_given_whole_is_taken_as_it_is_when_it_is_given(
         assert [row["more"] for row in h.output] == [
             [n] for n in range(pushes) for _ in range(len(expected))
         ]
+
+
+def test_a_batch_with_a_null_within_a_value_is_refused_with_its_column() -> None:
+    inner = [pa.field("a", pa.int64(), nullable=False)]
+    schema = pa.schema([("s", pa.struct(inner))])
+
+    def emptied(batch: pa.RecordBatch) -> pa.RecordBatch:
+        nulls = pa.nulls(batch.num_rows, pa.int64())
+        column = pa.StructArray.from_arrays([nulls], fields=inner)
+        return pa.RecordBatch.from_arrays([column], schema=schema)
+
+    h = pt.harness(lambda s: s.map_batches(emptied, schema=schema), schema=schema)
+    with h, pytest.raises(ps.JobFailed, match=r"a null within column 's', at 'a'"):
+        h.push({"s": {"a": 1}})
