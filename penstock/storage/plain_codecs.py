@@ -330,8 +330,8 @@ def _timedelta_parts(value: dt.timedelta) -> list[int]:
 
 
 def _ordered(values: Any) -> list[Any]:
-    """The members of a set, in an order that depends on the content alone."""
-    return sorted(values, key=_pack)
+    """The members of a set, in an order that depends on the content alone; those that are sets are packed once."""
+    return sorted((_extended(v) if type(v) is frozenset else v for v in values), key=_pack)
 
 
 _WRITERS: dict[type, tuple[int, Callable[[Any], Any]]] = {

@@ -464,3 +464,11 @@ def test_type_names_come_back() -> None:
         text = type_name(type_)
         assert text is not None
         assert parse_type(text) == type_
+
+
+def test_sets_within_sets_are_written_once_each() -> None:
+    value: frozenset[Any] = frozenset({1})
+    for _ in range(40):  # twice for each that it is in would take days
+        value = frozenset({value, 2})
+    codec = codec_of("msgpack/1")
+    assert codec.to_value(codec.to_stored(value)) == value
