@@ -203,7 +203,8 @@ class DrainsRunner:
 
     def _drained_beside(self, drain: JobOperation) -> list[str]:
         """Others that offer nothing, since they are drained."""
-        return sorted(id for id, own in self._cluster.drained.items() if own and id != drain.path)
+        drained = [id for id, own in self._cluster.drained.items() if own and id != drain.path]
+        return sorted(id for id in drained if self._cluster.addresses([id]))
 
     def _users(self, taskmanager_id: str) -> list[tuple[str, JobMasterRunner, int]]:
         """Jobs that have slots there, and how many."""

@@ -168,6 +168,8 @@ class ClusterRunner:
         # Before the pool gives away any of the others.
         self._taskmanagers[id].taken_over = taken_over = tuple(held)
         is_drained = self._taskmanagers[id].is_drained = self.drained.get(id) == incarnation
+        if not is_drained:
+            self.drained.pop(id, None)  # what another JobManager knew of an earlier one
         slots = tuple(held.items())
         self._step(s.TaskManagerAdded(id, incarnation, request.slots, slots, is_drained))
         self._registrations.set()

@@ -330,3 +330,18 @@ def test_metrics_tell_who_was_told_to_end_from_who_could_not_go_on(
             assert {loss.value: count for loss, count in losses.items()} == {reason: 1}
 
     run(scenario)
+
+
+def test_who_was_drained_under_an_earlier_leader_and_begins_anew_is_in_use(
+    cluster_of: Any,
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            known = cluster.jobmanager.cluster
+            known.drained.update({"tm1": "tm1-0", "tm2": "tm2-1"})  # as the storage says
+            for name in ("tm1", "tm2"):
+                await cluster.add(name)
+            assert known.drained == {"tm2": "tm2-1"}
+            assert [known.offered(name) for name in ("tm1", "tm2")] == [(2, 2), (0, 0)]
+
+    run(scenario)
