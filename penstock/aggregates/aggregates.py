@@ -63,7 +63,7 @@ class AggregateFunction(ABC):
 
     @abstractmethod
     def result(self, accumulator: Any) -> Any:
-        """The aggregate's value; its annotation or ``type=`` says the column type."""
+        """The aggregate's value; its annotation or ``type=`` says the column type. Leaves the accumulator as it is."""
 
 
 @dataclass(frozen=True, slots=True)
