@@ -60,6 +60,7 @@ class RequestRefused(Enum):
 
     NOT_RUNNING = "not all tasks of the job are running"
     STARTING = "not all tasks of the job are running yet"
+    LEAVING = "the job leaves a TaskManager that is drained"
     ENDING = "the job ends"
     LOADING = "tasks read a broadcast side or a history first (load_first), and checkpoints begin once it has been read"
     DISABLED = "checkpointing is off: set execution.checkpointing.interval or .dir"

@@ -30,6 +30,10 @@ class TasksStartingError(TasksNotRunningError):
     """A checkpoint cannot be taken yet: some tasks of a job that runs are being started."""
 
 
+class JobLeavesError(TasksNotRunningError):
+    """A checkpoint cannot be taken yet, or was not completed: tasks leave a TaskManager that is drained."""
+
+
 class JobEndsError(StreamError):
     """A checkpoint is not taken any more: the job ends, or has ended."""
 
@@ -120,6 +124,8 @@ class CheckpointRequestsRunner:
             error = JobRejected(message)
         elif effect.refused is c.RequestRefused.STARTING:
             error = TasksStartingError(message)
+        elif effect.refused is c.RequestRefused.LEAVING:
+            error = JobLeavesError(message)
         elif effect.refused in (c.RequestRefused.NOT_RUNNING, c.RequestRefused.LOADING):
             error = TasksNotRunningError(message)
         elif effect.refused is c.RequestRefused.ENDING:

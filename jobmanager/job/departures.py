@@ -10,10 +10,15 @@ elsewhere hears nothing of the checkpoint before it has ended, and so reads noth
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jobmanager.checkpoint import messages as c
 from jobmanager.graph.execution_attempt import SubtaskId
 from jobmanager.job.job_parts import JobParts, PartEffect
 from jobmanager.messages import job_events
+from jobmanager.messages.job_state import JobState
+
+_Refused = c.RequestRefused
 
 
 class Departures:
@@ -32,6 +37,8 @@ class Departures:
 
     def __init__(self, parts: JobParts) -> None:
         self._parts = parts
+        self.is_under_way = False
+        """What leaves begins elsewhere, unless all has begun since; nothing has failed meanwhile."""
 
     def take(
         self, event: job_events.TaskManagerDrained | job_events.TaskManagerInUse
@@ -61,7 +68,7 @@ class Departures:
         leaving |= {partition.producer for partition in missing}
         if not leaving:
             return frozenset()
-        parts.has_left = True
+        parts.has_left = self.is_under_way = True
         left = frozenset(leaving)
         return parts.groups.concerned(left, parts.failover.moved(left, missing))
 
@@ -69,6 +76,17 @@ class Departures:
         """Those that stay hear that the checkpoint behind which they hold is complete."""
         wiring = self._parts.wiring
         return [] if wiring is None else [*wiring.go_on(told)]
+
+    def answer(self, answer: c.AnswerRequest, state: JobState) -> c.AnswerRequest:
+        """Who asks for a checkpoint while tasks begin is told that it is worth to ask again."""
+        refused = answer.refused
+        if self._parts.groups.are_settled:
+            return answer
+        if self.is_under_way and refused in (_Refused.NOT_RUNNING, _Refused.ABORTED):
+            return replace(answer, refused=_Refused.LEAVING)
+        if state is JobState.RUNNING and refused is _Refused.NOT_RUNNING:
+            return replace(answer, refused=_Refused.STARTING)
+        return answer
 
     def leave_idle(self) -> list[PartEffect]:
         """Gives slots back in which nothing is done."""

@@ -211,8 +211,8 @@ class JobMaster(JobMasterViews):
                     self.dropped_events += 1
                 case c.MoveTasks():
                     self._leave(effect)
-                case c.AnswerRequest(refused=c.RequestRefused.NOT_RUNNING) if self._is_starting:
-                    self._effects.append(replace(effect, refused=c.RequestRefused.STARTING))
+                case c.AnswerRequest():
+                    self._effects.append(self._departures.answer(effect, self.state))
                 case _:
                     self._parts.failover.note_checkpoints(effect)
                     self._effects.append(effect)
@@ -291,11 +291,6 @@ class JobMaster(JobMasterViews):
             self._become(JobState.RUNNING)
         self._perform(self._parts.start_checkpoints())
 
-    @property
-    def _is_starting(self) -> bool:
-        """Whether it says that it runs while some of its tasks begin, for the first time or again."""
-        return self.state is JobState.RUNNING and not self._parts.groups.are_settled
-
     def _complete_output(self) -> None:
         """Every attempt has finished or waits: its output is made visible."""
         if (wiring := self._parts.wiring) is not None:
@@ -349,6 +344,7 @@ class JobMaster(JobMasterViews):
         """Restarts what the failure concerns, or fails the job."""
         if self._is_over or self.state in (JobState.CANCELLING, JobState.SUSPENDED):
             return
+        self._departures.is_under_way = False
         cause, failover, now_ms = event.cause, self._parts.failover, self._parts.now_ms
         if not cause.timestamp_ms:
             cause = replace(cause, timestamp_ms=now_ms)

@@ -320,7 +320,7 @@ class SavepointsRunner:
             ends = isinstance(error, JobEndsError)
             told = f"{_NOT_STOPPED_HERE if ends else _NOT_STOPPED}: {error}"
             if isinstance(error, TasksNotRunningError):
-                raise TasksNotRunningError(told) from error
+                raise type(error)(told) from error
             raise StreamError(told) from error
         await self._end(operation, None, is_apart=False)
 

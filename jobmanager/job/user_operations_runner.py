@@ -16,6 +16,7 @@ import structlog
 from jobmanager.checkpoint.prepared_checkpoints import PreparedCheckpoints
 from jobmanager.job.checkpoint_requests_runner import (
     CheckpointRequestsRunner,
+    JobLeavesError,
     TasksNotRunningError,
 )
 from jobmanager.job.job_calls_runner import JobCallsRunner, pause_s
@@ -121,9 +122,8 @@ class UserOperationsRunner:
     def _begin(
         self, wanted: JobOperation, work: Callable[[JobOperation], Awaitable[None]]
     ) -> JobOperation:
-        return self.operations.begin(
-            wanted, work if self._has_run else partial(self._once_tasks_run, work)
-        )
+        passing = JobLeavesError if self._has_run else TasksNotRunningError
+        return self.operations.begin(wanted, partial(self._once_tasks_run, work, passing))
 
     def note_running(self) -> None:
         """The job's tasks run."""
@@ -191,7 +191,7 @@ class UserOperationsRunner:
 
         for attempt in count():
             try:
-                await self._once_tasks_run(work, operation)
+                await self._once_tasks_run(work, TasksNotRunningError, operation)
             except StoreTransient as error:  # what has become of it is not known yet
                 self._log.warning(
                     "operation.not_resumed",
@@ -205,12 +205,16 @@ class UserOperationsRunner:
                 return
 
     async def _once_tasks_run(
-        self, work: Callable[[JobOperation], Awaitable[None]], operation: JobOperation
+        self,
+        work: Callable[[JobOperation], Awaitable[None]],
+        passing: type[TasksNotRunningError],
+        operation: JobOperation,
     ) -> None:
+        """Does it again as long as it fails of what passes."""
         for attempt in count():
             try:
                 await work(operation)
-            except TasksNotRunningError:
+            except passing:
                 if not await self._calls.pause_after(attempt):
                     raise
             else:

@@ -63,8 +63,8 @@ def master() -> JobMaster:
     return master
 
 
-def moved(master: JobMaster) -> list[job_effects.JobEffect]:
-    """A checkpoint behind which all hold is asked for, taken and stored; returns what follows."""
+def moved(master: JobMaster, *asked: str) -> list[job_effects.JobEffect]:
+    """A checkpoint behind which all hold is asked for, taken and stored, others behind it; returns what follows."""
     effects = master.step(c.CheckpointRequested("leave", 10, MOVE))
     [triggered] = [
         command
@@ -74,6 +74,8 @@ def moved(master: JobMaster) -> list[job_effects.JobEffect]:
     ]
     assert isinstance(triggered, c.TriggerTasks)
     assert triggered.properties.is_move
+    for request in asked:
+        master.step(c.CheckpointRequested(request, 15, CheckpointProperties()))
     for key in (*CHAINS[0], *CHAINS[1]):
         effects = master.step(c.AckReceived(key, 1, object(), (), SnapshotSummary(), 20))
     assert any(isinstance(effect, job_effects.WriteManifest) for effect in effects)
@@ -191,3 +193,33 @@ def test_what_fails_meanwhile_leaves_as_well(master: JobMaster) -> None:
             job_events.AttemptReported(key, AttemptState.FAILED, replace(CAUSE, message="x"))
         )
     assert job_effects.FreeSlots((A,)) in effects
+
+
+@pytest.mark.parametrize("drained", ["a", "ab"])
+def test_who_asks_for_a_checkpoint_meanwhile_is_told_to_ask_again(
+    master: JobMaster, drained: str
+) -> None:
+    for taskmanager_id in drained:
+        master.step(job_events.TaskManagerDrained(taskmanager_id))
+    effects = moved(master, "queued")
+    effects += master.step(c.CheckpointRequested("later", 35, CheckpointProperties()))
+    assert (master.state is JobState.RESTARTING) == (drained == "ab")
+    assert refusals(effects) == {
+        "queued": c.RequestRefused.LEAVING,
+        "later": c.RequestRefused.LEAVING,
+    }
+
+
+def test_who_asks_when_something_has_failed_meanwhile_is_told_so(master: JobMaster) -> None:
+    master.step(job_events.TaskManagerDrained("a"))
+    moved(master)
+    failed = AttemptState.FAILED
+    for key in CHAINS[1]:
+        master.step(job_events.AttemptReported(key, failed, CAUSE))
+    effects = master.step(c.CheckpointRequested("asked", 35, CheckpointProperties()))
+    assert refusals(effects) == {"asked": c.RequestRefused.NOT_RUNNING}
+
+
+def refusals(effects: list[job_effects.JobEffect]) -> dict[str, c.RequestRefused | None]:
+    answers = [effect for effect in effects if isinstance(effect, c.AnswerRequest)]
+    return {answer.request_id: answer.refused for answer in answers if answer.refused}
