@@ -23,6 +23,19 @@ class MemoryUser:
     used_bytes: Callable[[], int]
 
 
+@dataclass(slots=True)
+class CheckPace:
+    """How often users are asked for their sizes.
+
+    Attributes:
+        next_ns: when they are to be asked again.
+        last_ns: how long it took last.
+    """
+
+    next_ns: int = 0
+    last_ns: int = 0
+
+
 class ManagedMemory:
     """One ledger per slot. Used on the mailbox thread; ``apart`` is for others.
 
@@ -35,6 +48,7 @@ class ManagedMemory:
         self._users: set[MemoryUser] = set()
         self._used_bytes = 0
         """Of all users, when they were last asked."""
+        self._pace = CheckPace()
         self._apart = threading.local()
 
     @contextmanager
@@ -46,11 +60,11 @@ class ManagedMemory:
             The users it has registered; to be given to ``join`` on the mailbox thread.
         """
         users: set[MemoryUser] = set()
-        self._apart.users = users
+        self._apart.users, self._apart.pace = users, CheckPace()
         try:
             yield users
         finally:
-            del self._apart.users
+            del self._apart.users, self._apart.pace
 
     def join(self, users: set[MemoryUser]) -> None:
         """Adds users that were registered apart."""
@@ -60,6 +74,12 @@ class ManagedMemory:
     def _own_users(self) -> set[MemoryUser]:
         users: set[MemoryUser] | None = getattr(self._apart, "users", None)
         return self._users if users is None else users
+
+    @property
+    def pace(self) -> CheckPace:
+        """Of the checks of all who share the ledger; of a thread apart its own."""
+        pace: CheckPace = getattr(self._apart, "pace", self._pace)
+        return pace
 
     def register(self, name: str, used_bytes: Callable[[], int]) -> MemoryUser:
         """Adds a user; see there. What is returned is for ``unregister``."""

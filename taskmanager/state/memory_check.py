@@ -16,7 +16,7 @@ _PAUSE_PER_CHECK: Final = 50
 class MemoryCheck:
     """Checks a slot's memory now and then: each 5 ms, or 50 times as long after a check as it took. Of
     two checks the shorter one counts, since a thread that lost its processor in one would not look again
-    for seconds.
+    for seconds. A check asks all states of the slot, so the pause is that of the slot, however many operators share it.
 
     Args:
         memory: what the states of the slot may take together.
@@ -26,9 +26,6 @@ class MemoryCheck:
     def __init__(self, memory: ManagedMemory, clock: Clock) -> None:
         self._memory = memory
         self._clock = clock
-        self._next_ns = 0
-        self._last_ns = 0
-        """How long the last check took."""
         self._users: list[MemoryUser] = []
 
     def register(self, name: str, used_bytes: Callable[[], int]) -> None:
@@ -43,14 +40,14 @@ class MemoryCheck:
         """
         if not self._users:
             return
-        now = self._clock.monotonic_ns()
-        if now < self._next_ns:
+        pace, now = self._memory.pace, self._clock.monotonic_ns()
+        if now < pace.next_ns:
             return
         self._memory.check()
         done = self._clock.monotonic_ns()
-        shorter = min(self._last_ns, done - now)
-        self._last_ns = done - now
-        self._next_ns = done + max(_PAUSE_NS_MIN, _PAUSE_PER_CHECK * shorter)
+        shorter = min(pace.last_ns, done - now)
+        pace.last_ns = done - now
+        pace.next_ns = done + max(_PAUSE_NS_MIN, _PAUSE_PER_CHECK * shorter)
 
     def close(self) -> None:
         """Removes all users."""

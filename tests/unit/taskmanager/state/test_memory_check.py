@@ -71,3 +71,21 @@ def test_one_check_that_was_interrupted_puts_the_next_one_off_by_nothing(
     user.bytes = 101
     with pytest.raises(Unrecoverable, match="the largest is counts"):
         asked_after(check, clock, user)
+
+
+def test_operators_that_share_a_slot_ask_once_for_all(
+    clock: ManualClock, user: CostlyMemory
+) -> None:
+    memory = ManagedMemory(limit_bytes=100)
+    checks = [MemoryCheck(memory, clock) for _ in range(3)]
+    for check in checks:
+        check.register("counts", user.used_bytes)
+    for check in checks:
+        check.check()
+    assert user.asked == len(checks), "each is asked by one check, and not by each of them"
+    with memory.apart():
+        apart = MemoryCheck(memory, clock)
+        apart.register("opened", user.used_bytes)
+        user.bytes = 101
+        with pytest.raises(Unrecoverable, match="the largest is opened"):
+            apart.check()
