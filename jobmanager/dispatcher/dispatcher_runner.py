@@ -17,13 +17,14 @@ import structlog
 from common.clock import Clock
 from common.metrics import NamedMetrics
 from common.pb import internal_pb2, job_record_pb2
-from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
+from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
 from jobmanager.dispatcher.asked_operations_runner import AskedOperationsRunner
 from jobmanager.dispatcher.ended_jobs_runner import EndedJobsRunner
-from jobmanager.dispatcher.job_start_runner import check_takes_checkpoints
+from jobmanager.dispatcher.job_start_runner import JobStart, check_takes_checkpoints
 from jobmanager.dispatcher.known_jobs import KnownJob, KnownJobs
 from jobmanager.dispatcher.recovery_runner import RecoveryRunner
 from jobmanager.dispatcher.submission_checks_runner import SubmissionChecksRunner
+from jobmanager.dispatcher.submissions_runner import HasGone, SubmissionsRunner
 from jobmanager.failover.failure_cause import FailureCause
 from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.job.checkpoint_gauges import JobCheckpointNumbers
@@ -91,6 +92,7 @@ class DispatcherRunner:
         cluster.partitions.jobs = self.jobs
         self.operations = AskedOperationsRunner(self.jobs)
         self._checks = SubmissionChecksRunner(config, self.jobs)
+        self._submissions = SubmissionsRunner(self._start)
         self._records = StoreCallsRunner("the jobs' records", _RECORD_TIMEOUT_MS, lambda: None)
         self.ends = EndedJobsRunner(
             self.jobs,
@@ -188,6 +190,11 @@ class DispatcherRunner:
         if job_id in self.jobs:
             return
         self._check_not_stopping()
+        await self._submissions.take(job_id, partial(self._submit, job_id, graph))
+
+    async def _submit(self, job_id: str, graph: graph_pb2.JobGraph, has_gone: HasGone) -> None:
+        if job_id in self.jobs:  # it has come once more meanwhile
+            return
         start = await self._checks.find_start(job_id, graph)
         graph = graph if start is None else start.graph
         await self._artifacts.find_missing(artifact.id for artifact in graph.artifacts)
@@ -197,17 +204,14 @@ class DispatcherRunner:
         await self.check_storage()
         await self._checks.check_shared_spill(job, self._cluster.partitions.shared)
         await self._checks.check_directory(job)
-        if job_id in self.jobs:  # it has come once more meanwhile
+        if has_gone():  # nothing has been claimed or stored yet
             return
         self._check_not_stopping()
         with self._cluster.partitions.checked(graph):
             if start is not None:
                 await self._checks.claim(start, job.checkpoint_directory)
             now_ms = self._clock.now_ms()
-            save = partial(self._store.save, job_id, graph, now_ms)
-            unused = await self._records.run("store", save)
-            if job_id in self.jobs:
-                return
+            unused = await self._save(job_id, graph, now_ms, start)
             if self._stopping:  # nobody has been told of it
                 await self._records.run("remove", partial(self._store.remove, job_id))
                 if start is not None:
@@ -219,6 +223,22 @@ class DispatcherRunner:
             self._log.warning("job.without_checkpoints", job_id=job_id, reason=job.settings.warning)
         for line in what_grows(graph):
             self._log.warning("job.keeps_every_key", job_id=job_id, reason=line)
+
+    async def _save(
+        self, job_id: str, graph: graph_pb2.JobGraph, now_ms: int, start: JobStart | None
+    ) -> int:
+        """Stores a job; where that fails for good, what it was to start from is given back."""
+        try:
+            return await self._records.run(
+                "store", partial(self._store.save, job_id, graph, now_ms)
+            )
+        except StoreSilent:  # it may be stored yet, and has what it has claimed then
+            raise
+        except StoreTransient:
+            if start is not None:
+                await self._records.run("remove", partial(self._store.withdraw, job_id))
+                await self._checks.give_back(start)
+            raise
 
     async def check_storage(self) -> None:
         """Makes sure that a job could be stored, before anything of it is.

@@ -100,8 +100,6 @@ class SubmissionChecksRunner:
 
     async def give_back(self, start: JobStart) -> None:
         """What was claimed for a job that does not begin is as it was before; what cannot be given back is logged."""
-        if start.job_id in self._jobs:  # the same submission came twice, and one was accepted
-            return
         which = f"{start.point.uri}, which it was to start from,"
         for give_back in (start.release_output, start.give_back):
             try:

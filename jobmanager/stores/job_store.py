@@ -187,6 +187,18 @@ class JobStore:
         with self._lock:
             self._records.pop(job_id, None)
 
+    def withdraw(self, job_id: str) -> None:
+        """Nobody runs a job whose ``save`` has failed. May be repeated.
+
+        Raises: as ``remove``.
+        """
+        self._leader.verify()
+        try:
+            self._record(job_id).own()
+        except _NoRecordError:  # its graph, if that is there, is removed by the next leader
+            return
+        self.remove(job_id)
+
     def _delete_files(self, job_id: str) -> None:
         self._store.delete(f"{job_id}/{RECORD_NAME}")
         delete_all(self._store, [one.path for one in self._store.list(f"{job_id}/")])

@@ -1,0 +1,177 @@
+"""Aim: what a submission claims is its job's, or given back, also where the same one comes twice, its client goes away,
+or the job cannot be stored.
+
+Method: a JobManager and a savepoint on disk; a submission is held in front of a step that is named, and goes on with the
+real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobmanager.dispatcher.job_start_runner import JobStart
+from jobmanager.stores.job_store import JobStore
+from penstock.errors import StoreTransient
+from penstock.graph.output_in_doubt import IN_DOUBT_KEY
+from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.local_store import LocalStore
+from penstock.storage.manifest import encode_manifest
+from penstock.storage.output_claim import OutputClaim, OutputUse, read_claim
+from penstock.storage.prepared_output import COMMITTABLES
+from penstock.storage.restore_point import open_restore_point
+from penstock.storage.savepoint import MANIFEST_PATH, OUTPUT_PATH
+from tests.unit.jobmanager.test_jobmanager_checkpoints import run
+
+JOB, OTHER = "1" * 32, "2" * 32
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A savepoint whose output is in doubt."""
+    manifest = checkpoint_pb2.CheckpointManifest(job_id="0" * 32, checkpoint_id=7)
+    manifest.properties.kind = checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT
+    for vertex, uid, kind in (("v0", "src", "source"), ("v1", "snk", "sink")):
+        stored = manifest.vertices.add(id=vertex, parallelism=2, max_parallelism=128)
+        stored.operators.add(uid=uid, kind=kind)
+    held = manifest.subtasks.add(vertex="v1").operators.add(operator_uid="snk").lists.add()
+    held.name, held.items[:] = COMMITTABLES, [b"a file"]
+    LocalStore(tmp_path / "saved").put(MANIFEST_PATH, [encode_manifest(manifest)])
+    return tmp_path / "saved"
+
+
+def claiming(graph: graph_pb2.JobGraph, saved: Path) -> graph_pb2.JobGraph:
+    graph.config["execution.checkpointing.dir"] = str(saved.parent / "checkpoints")
+    graph.config["execution.checkpointing.interval"] = "1h"
+    graph.config["execution.state-recovery.path"] = str(saved)
+    graph.config["execution.state-recovery.claim-mode"] = "claim"
+    graph.config[IN_DOUBT_KEY] = "commit"
+    return graph
+
+
+def claimants(saved: Path) -> tuple[str, OutputClaim | None]:
+    """Whose the savepoint is, and who publishes its output."""
+    return open_restore_point(str(saved)).owner, read_claim(LocalStore(saved))
+
+
+OWN = (JOB, OutputClaim(OutputUse.COMMITS, JOB))
+
+
+class Held:
+    """Holds the first call of a step until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, step: str) -> None:
+        self.is_reached, self._may_go = asyncio.Event(), threading.Event()
+        self._loop, self._was_reached = asyncio.get_running_loop(), False
+        self._call: Callable[..., Any] = getattr(owner, step)
+        monkeypatch.setattr(owner, step, lambda *call: self._hold(*call))  # noqa: PLW0108 - a method
+
+    def _hold(self, *arguments: Any) -> Any:
+        if not self._was_reached:
+            self._was_reached = True
+            self._loop.call_soon_threadsafe(self.is_reached.set)
+            assert self._may_go.wait(30)
+        return self._call(*arguments)
+
+    def let_go(self) -> None:
+        self._may_go.set()
+
+
+def test_one_that_comes_twice_claims_once_whatever_fails_meanwhile(
+    cluster_of: Any, make_graph: Any, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster, asyncio.TaskGroup() as tasks:
+            dispatcher, graph = cluster.jobmanager.dispatcher, claiming(make_graph(), saved)
+            held = Held(monkeypatch, JobStore, "save")
+            first = tasks.create_task(dispatcher.submit(JOB, graph))
+            await held.is_reached.wait()
+            assert claimants(saved) == OWN
+            said = (saved / OUTPUT_PATH).rename(saved.parent / "said")
+            (saved / OUTPUT_PATH).mkdir()  # so it can be neither read nor replaced
+            again = asyncio.ensure_future(dispatcher.submit(JOB, graph))
+            await asyncio.wait(
+                {again}, timeout=0.3
+            )  # it may not get on before the first one is done
+            (saved / OUTPUT_PATH).rmdir()
+            said.rename(saved / OUTPUT_PATH)
+            held.let_go()
+            await first
+            await again
+            assert JOB in dispatcher.jobs
+            assert claimants(saved) == OWN
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("owner", "step"), [(JobStart, "claim"), (JobStart, "claim_output"), (JobStore, "save")]
+)
+def test_where_its_client_goes_away_the_job_has_what_was_claimed(
+    cluster_of: Any,
+    make_graph: Any,
+    saved: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    step: str,
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            dispatcher, graph = cluster.jobmanager.dispatcher, claiming(make_graph(), saved)
+            held = Held(monkeypatch, owner, step)
+            submitted = asyncio.ensure_future(dispatcher.submit(JOB, graph))
+            await held.is_reached.wait()
+            submitted.cancel()
+            with suppress(asyncio.CancelledError):
+                await submitted
+            held.let_go()
+            while JOB not in dispatcher.jobs:  # noqa: ASYNC110 - nobody asks for it again
+                await asyncio.sleep(0.01)
+            assert claimants(saved) == OWN
+
+    run(scenario)
+
+
+def test_where_its_client_has_gone_before_nothing_is_claimed(
+    cluster_of: Any, make_graph: Any, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            dispatcher, graph = cluster.jobmanager.dispatcher, claiming(make_graph(), saved)
+            held = Held(monkeypatch, JobStore, "check_leads")
+            submitted = asyncio.ensure_future(dispatcher.submit(JOB, graph))
+            await held.is_reached.wait()
+            submitted.cancel()
+            with suppress(asyncio.CancelledError):
+                await submitted
+            held.let_go()
+            await dispatcher.submit(OTHER, graph)
+            assert claimants(saved) == (OTHER, OutputClaim(OutputUse.COMMITS, OTHER))
+            assert JOB not in dispatcher.jobs
+
+    run(scenario)
+
+
+def test_where_it_cannot_be_stored_all_is_given_back(
+    cluster_of: Any, make_graph: Any, saved: Path, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            dispatcher, graph = cluster.jobmanager.dispatcher, claiming(make_graph(), saved)
+            in_its_way = tmp_path / "jobmanager" / "jobs" / JOB
+            in_its_way.parent.mkdir(exist_ok=True)
+            in_its_way.write_bytes(b"")
+            with pytest.raises(StoreTransient):
+                await dispatcher.submit(JOB, graph)
+            assert claimants(saved) == ("", None)
+            in_its_way.unlink()
+            await dispatcher.submit(JOB, graph)
+            assert claimants(saved) == OWN
+
+    run(scenario)
