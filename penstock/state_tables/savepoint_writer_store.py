@@ -115,10 +115,11 @@ def write_savepoint(
         writing.write(changes, positions)
         draft.leave_stages_out()
         draft.check_start(uri)
-        _finish(store, draft, base)
+        writing.finish()
     except BaseException:
-        delete_all(store, [one.path for one in store.list(f"{STATE_DIRECTORY}/")])
-        store.remove_remains()
+        delete_all(store, writing.begun)
+        if not _inside(store):  # or else somebody else writes one there
+            store.remove_remains()
         raise
     return uri
 
@@ -134,11 +135,15 @@ def graph_of(job: Any) -> graph_pb2.JobGraph | None:
     return graph
 
 
-def _check_is_new(store: ObjectStore, uri: str) -> None:
+def _inside(store: ObjectStore) -> tuple[str, ...]:
     try:
-        inside = store.first_parts()
+        return store.first_parts()
     except StoreNotFound:
-        inside = ()
+        return ()
+
+
+def _check_is_new(store: ObjectStore, uri: str) -> None:
+    inside = _inside(store)
     if inside:
         raise StateError(
             f"{uri} is not empty ({', '.join(inside[:5])}): a savepoint is written into a directory of its own"
@@ -150,22 +155,6 @@ def _check_is_new(store: ObjectStore, uri: str) -> None:
     store.check_writable()
 
 
-def _finish(store: ObjectStore, draft: SavepointDraft, base: StateTables | None) -> None:
-    """The manifest, and what says whether the output that the base names was committed."""
-    now_ms = time.time_ns() // 10**6
-    manifest = draft.manifest
-    manifest.completed_at_ms = now_ms
-    if base is None:
-        manifest.triggered_at_ms = now_ms
-    elif base.is_savepoint:
-        for mark in ABOUT_OUTPUT.intersection(base.store.first_parts()):
-            store.put(mark, [base.store.get(mark)])
-    if not store.compare_and_swap(MANIFEST_PATH, None, encode_manifest(manifest)):
-        raise StateError(
-            "another savepoint was written there meanwhile: give each a directory of its own"
-        )
-
-
 class _Writing:
     """The files of one savepoint.
 
@@ -173,6 +162,9 @@ class _Writing:
         store: its directory.
         draft: its manifest, which is filled in.
         base: with what is not given.
+
+    Attributes:
+        begun: paths of what may be there of it before its manifest is.
     """
 
     def __init__(self, store: ObjectStore, draft: SavepointDraft, base: StateTables | None) -> None:
@@ -180,6 +172,7 @@ class _Writing:
         self._draft = draft
         self._base = base
         self._now_ms = time.time_ns() // 10**6
+        self.begun: list[str] = []
         self._closed_at_ms: dict[str, int] = {}
         """State of the operator that is being written -> the watermark that ends the first window which was given."""
 
@@ -196,6 +189,25 @@ class _Writing:
             if uid in positions:
                 self._write_splits(uid, positions[uid])
         self._keep_done_splits()
+
+    def finish(self) -> None:
+        """The manifest, and what says whether the output that the base names was committed."""
+        now_ms = time.time_ns() // 10**6
+        manifest, base = self._draft.manifest, self._base
+        manifest.completed_at_ms = now_ms
+        if base is None:
+            manifest.triggered_at_ms = now_ms
+        elif base.is_savepoint:
+            for mark in ABOUT_OUTPUT.intersection(base.store.first_parts()):
+                self._put_first(mark, base.store.get(mark))
+                self.begun.append(mark)
+        self._put_first(MANIFEST_PATH, encode_manifest(manifest))
+
+    def _put_first(self, path: str, content: bytes) -> None:
+        if not self._store.compare_and_swap(path, None, content):
+            raise StateError(
+                "another savepoint was written there meanwhile: give each a directory of its own"
+            )
 
     def _all_of(self, uid: str, own: Mapping[str, Any] | None) -> dict[str, Any]:
         """What is given of an operator, by state; checked by name."""
@@ -423,4 +435,5 @@ class _Writing:
     def _writer(self, uid: str, unique: str) -> PackedSnapshotWriter:
         vertex = self._draft.vertex_of(uid)
         name = snapshot_file_name(self._draft.manifest.checkpoint_id, vertex, 0, 0, unique)
+        self.begun.append(f"{STATE_DIRECTORY}/{name}")
         return PackedSnapshotWriter(self._store, name, _INLINE_BYTES, directory=STATE_DIRECTORY)

@@ -25,6 +25,7 @@ from penstock.storage.fsck_report import (
     Orphan,
     Problem,
     StoredObject,
+    is_of_job,
     judge_job,
     retained_manifests,
     unlisted,
@@ -39,8 +40,8 @@ from penstock.storage.manifest import (
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import open_store
 from penstock.storage.savepoint import (
-    BESIDE_MANIFEST,
     MANIFEST_PATH,
+    is_of_savepoint,
     looks_like_savepoint,
 )
 from penstock.storage.snapshot_files import SHARED_DIRECTORY
@@ -165,7 +166,7 @@ def _check_savepoint(store: ObjectStore, directory: str, now_ms: int, grace_ms: 
     objects = tuple(
         StoredObject(one.path, one.size_bytes, one.modified_at_ms)
         for one in store.list("")
-        if one.path == MANIFEST_PATH or one.path not in BESIDE_MANIFEST
+        if one.path == MANIFEST_PATH or is_of_savepoint(one.path)
     )
     manifest = _read_manifest(store, MANIFEST_PATH)
     found = manifest if isinstance(manifest, ManifestFacts) else ManifestFacts("", 0, 0, ())
@@ -201,8 +202,16 @@ def _check_job(store: ObjectStore, directory: str, now_ms: int, grace_ms: int) -
 def _read_job(store: ObjectStore, directory: str) -> JobFacts:
     # Before HEAD: what is written meanwhile is then at most unknown to the listing.
     objects = (
-        *(StoredObject(o.path, o.size_bytes, o.modified_at_ms) for o in store.list("")),
-        *(StoredObject(o.path, o.size_bytes, o.modified_at_ms, True) for o in store.temporaries()),
+        *(
+            StoredObject(one.path, one.size_bytes, one.modified_at_ms)
+            for one in store.list("")
+            if is_of_job(one.path)
+        ),
+        *(
+            StoredObject(one.path, one.size_bytes, one.modified_at_ms, True)
+            for one in store.temporaries()
+            if is_of_job(one.path) or "/" not in one.path
+        ),
     )
     head_version = _head_version(store)
     head = _read_head(store)

@@ -10,7 +10,8 @@ Pure: decides from facts that ``fsck`` has read. Two decisions are made here:
   lately, nor an upload for a checkpoint newer than the newest completed one. And nothing at all, forced
   or not, while HEAD or a retained manifest cannot be read: what they refer to is not known then.
 
-``taskowned/`` is the tasks' own: nothing in it is ever an orphan.
+``taskowned/`` is the tasks' own: nothing in it is ever an orphan. Nor is what neither jobs nor savepoints put where it
+lies: it is somebody else's, as a savepoint that was copied into the directory of another one.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from penstock.storage.head import HEAD_PATH
 from penstock.storage.manifest import (
     StoredRange,
     StoredReference,
     parse_done_splits_path,
     parse_manifest_path,
 )
-from penstock.storage.snapshot_files import parse_snapshot_file_name
+from penstock.storage.snapshot_files import SHARED_DIRECTORY, parse_snapshot_file_name
 
 TASK_OWNED_PREFIX: Final = "taskowned/"
+_OWN_PREFIXES: Final = ("chk-", f"{SHARED_DIRECTORY}/", TASK_OWNED_PREFIX)
 
 
 class Damage(Enum):
@@ -110,6 +113,7 @@ class JobFacts:
 
     Attributes:
         directory: its name, which is the job's id.
+        objects: those that are the job's.
         head_version: stands for the very bytes of HEAD; "" = there is none.
         head: None = there is none; a text = it cannot be read, and why.
         manifests: per path what it says, or why it cannot be read.
@@ -194,6 +198,16 @@ class FsckReport:
     def is_healthy(self) -> bool:
         """True where nothing is damaged."""
         return all(job.is_healthy for job in self.jobs)
+
+
+def is_of_job(path: str) -> bool:
+    """Whether an object in a job's directory is one that jobs put there.
+
+    Example: a savepoint that was copied there is not.
+        >>> is_of_job("chk-7/manifest-1"), is_of_job("kept/manifest")
+        (True, False)
+    """
+    return path == HEAD_PATH or path.startswith(_OWN_PREFIXES)
 
 
 def retained_manifests(
@@ -356,7 +370,7 @@ def _files(facts: JobFacts, retained: Mapping[str, ManifestFacts]) -> Iterator[F
 def _orphans(
     facts: JobFacts, retained: Mapping[str, ManifestFacts], now_ms: int, grace_ms: int
 ) -> Iterator[Orphan]:
-    used = {"HEAD", *retained_manifests(facts.head, facts.manifests)}
+    used = {HEAD_PATH, *retained_manifests(facts.head, facts.manifests)}
     for manifest in retained.values():
         used.update(reference.location.path for reference in manifest.references)
     newest_id = max((manifest.checkpoint_id for manifest in retained.values()), default=0)

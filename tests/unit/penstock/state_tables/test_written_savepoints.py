@@ -502,6 +502,28 @@ def test_a_source_that_fails_in_the_middle_leaves_nothing(base: Path, tmp_path: 
     assert not list((tmp_path / "new").rglob("*"))
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_savepoint_that_another_writer_has_put_there_meanwhile_stays(
+    fails: bool, base: Path, tmp_path: Path
+) -> None:
+    new = tmp_path / "new"
+    tables = all_tables(ps.open_state(base))
+    # Before anything else is there of it.
+    uid, name = next((uid, next(iter(own))) for uid, own in tables.items() if own)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        ps.write_savepoint(new, {}, base=base)
+        if fails:
+            raise OSError("gone")
+        yield from tables[uid][name].to_batches()
+
+    error, told = (OSError, "gone") if fails else (ps.StateError, "was written there meanwhile")
+    with pytest.raises(error, match=told):
+        ps.write_savepoint(new, {uid: {name: rows()}}, base=base)
+    assert content(new) == content(base)
+    assert check_store(str(new)).jobs[0].orphans == ()
+
+
 def test_a_directory_that_holds_something_is_left_alone(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ps.StateError, match="is not empty"):
         ps.write_savepoint(base, {}, base=base)

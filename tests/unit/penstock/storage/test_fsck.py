@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import penstock as ps
 from penstock.cli.main import main
 from penstock.errors import ConfigurationError, StoreNotFound
 from penstock.pb import checkpoint_pb2 as pb
 from penstock.storage.blobs import Blob
 from penstock.storage.fsck import check_store, delete_orphans
-from penstock.storage.fsck_report import Damage, JobReport
+from penstock.storage.fsck_report import Damage, FsckReport, JobReport
 from penstock.storage.head import HeadStore
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import encode_manifest, manifest_path
@@ -308,6 +309,24 @@ def test_orphans(job: Job) -> None:
     assert report.orphans == ()
     assert len(report.files) == 6
     assert job.store.get("taskowned/log") == b"1"
+
+
+def test_what_was_copied_into_a_directory_is_no_orphan(job: Job, tmp_path: Path) -> None:
+    env = ps.Environment()
+    env.from_rows([{"n": 1}]).key_by("n").aggregate(count=ps.count()).discard()
+    savepoint = Path(ps.write_savepoint(tmp_path / "kept" / "savepoint", {}, job=env))
+    for directory, own in ((job.directory, "shared/left"), (savepoint, "state/left")):
+        (directory / own).parent.mkdir(exist_ok=True)
+        (directory / own).write_bytes(b"1")
+        (directory / "README").write_text("of the week")
+        copied = Job(directory, "copied")
+        copied.checkpoint(1)
+        (copied.directory / "shared" / ".tmp-1-x").write_bytes(b"half of it")
+        before = {*directory.rglob("*")}
+        (report,) = check_store(str(directory)).jobs
+        assert [orphan.path for orphan in report.orphans] == [own]
+        delete_orphans(str(directory), FsckReport((report,)), force=True)
+        assert before - {*directory.rglob("*")} - {directory / "state"} == {directory / own}
 
 
 def test_a_job_that_comes_back_keeps_its_orphans(job: Job) -> None:
