@@ -82,6 +82,8 @@ class Departures:
         refused = answer.refused
         if self._parts.groups.are_settled:
             return answer
+        if state not in (JobState.RUNNING, JobState.RESTARTING):
+            return answer
         if self.is_under_way and refused in (_Refused.NOT_RUNNING, _Refused.ABORTED):
             return replace(answer, refused=_Refused.LEAVING)
         if state is JobState.RUNNING and refused is _Refused.NOT_RUNNING:

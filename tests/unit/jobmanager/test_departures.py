@@ -210,6 +210,17 @@ def test_who_asks_for_a_checkpoint_meanwhile_is_told_to_ask_again(
     }
 
 
+@pytest.mark.parametrize("end", [job_events.CancelRequested(), job_events.SuspendRequested()])
+def test_who_asks_when_the_job_ends_meanwhile_is_told_so(
+    master: JobMaster, end: job_events.JobEvent
+) -> None:
+    master.step(job_events.TaskManagerDrained("a"))
+    moved(master)
+    master.step(end)
+    effects = master.step(c.CheckpointRequested("asked", 35, CheckpointProperties()))
+    assert refusals(effects) == {"asked": c.RequestRefused.NOT_RUNNING}
+
+
 def test_who_asks_when_something_has_failed_meanwhile_is_told_so(master: JobMaster) -> None:
     master.step(job_events.TaskManagerDrained("a"))
     moved(master)
