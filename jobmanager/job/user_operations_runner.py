@@ -214,8 +214,10 @@ class UserOperationsRunner:
         for attempt in count():
             try:
                 await work(operation)
-            except passing:
-                if not await self._calls.pause_after(attempt):
+            except passing as error:
+                # Who leaves does so within moments, and is not what is slow.
+                tries = 0 if isinstance(error, JobLeavesError) else attempt
+                if not await self._calls.pause_after(tries):
                     raise
             else:
                 return

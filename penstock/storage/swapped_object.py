@@ -177,11 +177,11 @@ class SwappedObject:
             # moment: a directory that is mounted anew.
             content = self.content()
             if not self._is_own(content, new):
-                raise self._lost(content)
+                raise self._not_own(content, new)
             if not self._store.compare_and_swap(self._path, content, new):
                 content = self.content()
                 if not self._is_own(content, new):
-                    raise self._lost(content)
+                    raise self._not_own(content, new)
                 raise StoreTransient(f"{self.name} is there at one moment and gone at the next")
         self._note_own(new)
 
@@ -211,7 +211,13 @@ class SwappedObject:
         if content == self._last or self._may_be(content):
             self._uncertain.add(_digest(new))
             raise self._unknown(error) from error
-        raise self._lost(content) from error
+        raise self._not_own(content, new) from error
+
+    def _not_own(self, content: bytes | None, new: bytes) -> StreamError:
+        """What is told; where nothing is to be seen, what was to be written may be there once it is."""
+        if content is None:
+            self._uncertain.add(_digest(new))
+        return self._lost(content)
 
     def _may_be(self, content: bytes | None) -> bool:
         return content is not None and _digest(content) in self._uncertain

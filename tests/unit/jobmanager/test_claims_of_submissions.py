@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,16 @@ class Held:
         self._may_go.set()
 
 
+async def left_by_its_client(submission: Coroutine[Any, Any, None], held: Held) -> None:
+    """A submission whose client goes away in front of the step that is held."""
+    submitted = asyncio.ensure_future(submission)
+    await held.is_reached.wait()
+    submitted.cancel()
+    with suppress(asyncio.CancelledError):
+        await submitted
+    held.let_go()
+
+
 def test_one_that_comes_twice_claims_once_whatever_fails_meanwhile(
     cluster_of: Any, make_graph: Any, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,9 +106,8 @@ def test_one_that_comes_twice_claims_once_whatever_fails_meanwhile(
             said = (saved / OUTPUT_PATH).rename(saved.parent / "said")
             (saved / OUTPUT_PATH).mkdir()  # so it can be neither read nor replaced
             again = asyncio.ensure_future(dispatcher.submit(JOB, graph))
-            await asyncio.wait(
-                {again}, timeout=0.3
-            )  # it may not get on before the first one is done
+            # It may not get on before the first one is done, however long it has.
+            await asyncio.wait({again}, timeout=0.3)
             (saved / OUTPUT_PATH).rmdir()
             said.rename(saved / OUTPUT_PATH)
             held.let_go()
@@ -125,12 +134,7 @@ def test_where_its_client_goes_away_the_job_has_what_was_claimed(
         async with cluster_of() as cluster:
             dispatcher, graph = cluster.jobmanager.dispatcher, claiming(make_graph(), saved)
             held = Held(monkeypatch, owner, step)
-            submitted = asyncio.ensure_future(dispatcher.submit(JOB, graph))
-            await held.is_reached.wait()
-            submitted.cancel()
-            with suppress(asyncio.CancelledError):
-                await submitted
-            held.let_go()
+            await left_by_its_client(dispatcher.submit(JOB, graph), held)
             while JOB not in dispatcher.jobs:  # noqa: ASYNC110 - nobody asks for it again
                 await asyncio.sleep(0.01)
             assert claimants(saved) == OWN
@@ -145,12 +149,7 @@ def test_where_its_client_has_gone_before_nothing_is_claimed(
         async with cluster_of() as cluster:
             dispatcher, graph = cluster.jobmanager.dispatcher, claiming(make_graph(), saved)
             held = Held(monkeypatch, JobStore, "check_leads")
-            submitted = asyncio.ensure_future(dispatcher.submit(JOB, graph))
-            await held.is_reached.wait()
-            submitted.cancel()
-            with suppress(asyncio.CancelledError):
-                await submitted
-            held.let_go()
+            await left_by_its_client(dispatcher.submit(JOB, graph), held)
             await dispatcher.submit(OTHER, graph)
             assert claimants(saved) == (OTHER, OutputClaim(OutputUse.COMMITS, OTHER))
             assert JOB not in dispatcher.jobs

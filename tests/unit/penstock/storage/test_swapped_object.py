@@ -1,10 +1,12 @@
-"""Aim: what nobody else has taken is never told to be lost, where its storage is away for a moment.
+"""Aim: what nobody else has taken is never told to be lost, where its storage is away for a moment or loses an answer.
 
-Method: a store that hides the object from chosen calls, as a directory does that is mounted anew between two of them.
+Method: all sequences of a few calls that find the object, do not see it, as in a directory that is mounted anew, or are
+done without an answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 from itertools import product
 
 import pytest
@@ -15,27 +17,32 @@ from penstock.storage.memory_store import MemoryStore
 from penstock.storage.swap_counts import SwappedKind
 from penstock.storage.swapped_object import SwappedObject
 
+OK, AWAY, LOST = "ok", "away", "its answer is lost"
 CALLS = 6
 
 
 class FlappingStore(MemoryStore):
-    """Each call takes the next word of ``there``: whether the object can be seen; at its end it can."""
+    """Each call takes what becomes of it from ``calls``; at its end all is well."""
 
     def __init__(self) -> None:
         super().__init__(1 << 16)
-        self.there: list[bool] = []
-
-    def _is_there(self) -> bool:
-        return self.there.pop(0) if self.there else True
+        self.calls: list[str] = []
 
     @override
     def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
-        return self._is_there() and super().compare_and_swap(path, expected, new)
+        call = self.calls.pop(0) if self.calls else OK
+        is_done = call != AWAY and super().compare_and_swap(path, expected, new)
+        if call == LOST:
+            raise StoreTransient(LOST)
+        return is_done
 
     @override
     def get(self, path: str) -> bytes:
-        if not self._is_there():
+        call = self.calls.pop(0) if self.calls else OK
+        if call == AWAY:
             raise StoreNotFound(f"no {path}")
+        if call == LOST:
+            raise StoreTransient(LOST)
         return super().get(path)
 
 
@@ -43,27 +50,37 @@ def lost(content: bytes | None) -> Exception:
     return StoreNotFound("gone") if content is None else Fenced(f"another has it: {content!r}")
 
 
-@pytest.mark.parametrize("there", list(product([True, False], repeat=CALLS)))
-def test_what_is_its_own_is_not_told_to_be_anothers(there: tuple[bool, ...]) -> None:
-    store = FlappingStore()
-    swapped = SwappedObject(store, "record", SwappedKind.HEAD, lost)
-    assert swapped.take_over(None, b"1")
-    store.there = list(there)
-    try:
-        swapped.swap(b"2")
-    except (StoreNotFound, StoreTransient):
-        store.there.clear()
-        swapped.swap(b"2")
-    store.there.clear()
-    assert store.get("record") == b"2"
+def test_what_is_its_own_is_not_told_to_be_anothers() -> None:
+    for calls in product((OK, AWAY, LOST), repeat=CALLS):
+        store = FlappingStore()
+        swapped = SwappedObject(store, "record", SwappedKind.HEAD, lost)
+        assert swapped.take_over(None, b"0")
+        store.calls = list(calls)
+        content = 0
+        while store.calls:
+            content += 1
+            try:
+                swapped.swap(b"%d" % content)
+            except Fenced as error:
+                pytest.fail(f"after {calls}: {error}")
+            except (StoreNotFound, StoreTransient):
+                pass
+        swapped.swap(b"at last")
+        assert store.get("record") == b"at last"
 
 
 def test_what_another_has_taken_meanwhile_is_told_so() -> None:
-    store = FlappingStore()
-    first, second = (SwappedObject(store, "record", SwappedKind.HEAD, lost) for _ in range(2))
-    assert first.take_over(None, b"first")
-    assert second.take_over(b"first", b"second")
-    store.there = [False]
-    with pytest.raises(Fenced, match="second"):
-        first.swap(b"first again")
-    assert store.get("record") == b"second"
+    for calls in product((OK, AWAY, LOST), repeat=CALLS):
+        store = FlappingStore()
+        first, second = (SwappedObject(store, "record", SwappedKind.HEAD, lost) for _ in range(2))
+        assert first.take_over(None, b"first")
+        store.calls = list(calls[:3])
+        with contextlib.suppress(StoreNotFound, StoreTransient):
+            first.swap(b"first 2")
+        store.calls = []
+        assert second.take_over(second.content(), b"second")
+        store.calls = list(calls[3:])
+        for _ in range(CALLS):
+            with pytest.raises((Fenced, StoreNotFound, StoreTransient)):
+                first.swap(b"first 3")
+        assert store.get("record") == b"second"
