@@ -32,13 +32,12 @@ import yaml
 
 from penstock.local.daemon_processes import start_ticks
 from penstock.local.started_processes import (
-    KERNEL_CACHE,
     START_DEADLINE_S,
     end_all,
     free_port,
+    kernel_cache,
     tail_of,
 )
-from penstock.storage.private_directories import make_private
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 COMPOSE: Final = ROOT / "docker-compose.yml"
@@ -146,7 +145,6 @@ class LocalTopology:
     def _start(self, service: str, command: list[str]) -> None:
         if self.pid(service) is not None:
             return
-        make_private(Path(KERNEL_CACHE["NUMBA_CACHE_DIR"]))
         with self._log(service).open("ab") as log:
             process = subprocess.Popen(
                 command,
@@ -154,7 +152,7 @@ class LocalTopology:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.directory / service,
-                env={**KERNEL_CACHE, **os.environ},
+                env={**kernel_cache(), **os.environ},
                 start_new_session=True,
             )
         self._state.processes[service] = process.pid, start_ticks(process.pid) or 0

@@ -32,7 +32,6 @@ from penstock.functions.user_code import OWN_PACKAGES
 from penstock.local.daemon_processes import is_registered_daemon
 from penstock.local.owned_directories import sweep_runtime_directories, sweep_work_directories
 from penstock.local.started_processes import (
-    KERNEL_CACHE,
     START_DEADLINE_S,
     STOP_DEADLINE_S,
     ClusterError,
@@ -40,6 +39,7 @@ from penstock.local.started_processes import (
     end_all,
     free_port,
     is_free,
+    kernel_cache,
 )
 from penstock.storage.private_directories import make_private
 
@@ -250,7 +250,6 @@ class LocalCluster:
             _make_directory(self.directory)
             make_private(self._run_directory)
             make_private(self.directory / "logs")
-            make_private(Path(KERNEL_CACHE["NUMBA_CACHE_DIR"]))
         options = dict(overrides or {})
         self._security = {key: options[key] for key in options if key.startswith(_SECURITY)}
         if slots is not None:
@@ -364,7 +363,7 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**KERNEL_CACHE, **own, **(environment or {})},
+                env={**kernel_cache(), **own, **(environment or {})},
                 pass_fds=descriptors,
                 start_new_session=True,
                 cwd=self.directory,

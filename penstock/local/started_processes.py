@@ -15,23 +15,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import StreamError
+from penstock.loops.kept_code import user_cache
+from penstock.storage.private_directories import make_private
 
 STOP_DEADLINE_S = 10.0
 _POLL_S = 0.02
 START_DEADLINE_S = 75.0
 """Longer than a TaskManager waits for its forkserver: why that does not come is its own last word."""
 
-KERNEL_CACHE = {
-    # Kernels that any cluster of this user has compiled serve all of them.
-    "NUMBA_CACHE_DIR": str(
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "kernels"
-    )
-}
-"""Environment of daemons on this machine; their own goes before it."""
-
 
 class ClusterError(StreamError):
     """A local cluster could not be started or stopped."""
+
+
+def kernel_cache() -> dict[str, str]:
+    """Environment of daemons on this machine: kernels that any cluster of this user has compiled serve all of them.
+
+    Their own environment goes before it. Empty where this user has no such directory: each daemon has one of its own then.
+    """
+    directory = user_cache("kernels")
+    try:
+        make_private(directory)
+    except OSError:
+        return {}
+    return {"NUMBA_CACHE_DIR": str(directory)} if os.access(directory, os.W_OK | os.X_OK) else {}
 
 
 @dataclass(frozen=True, slots=True)

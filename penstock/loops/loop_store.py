@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.loops.dialect import NotCompilable
+from penstock.loops.kept_code import compiled_and_kept, user_cache
 from penstock.loops.loop_expressions import OWN
 from penstock.pb import graph_pb2
 from penstock.storage.private_directories import make_private
@@ -45,7 +46,7 @@ def compiled_loop(spec: graph_pb2.CompiledLoop) -> Loop:
         if why := _refused(function):
             raise NotCompilable(why)
         try:
-            loop = njit(signature, cache=True, nogil=True)(function)
+            loop = compiled_and_kept(function, signature, nogil=True)
         except RuntimeError as error:
             if "cannot cache" not in str(error):
                 raise
@@ -161,8 +162,7 @@ def _directory() -> Path:
     given = os.environ.get("NUMBA_CACHE_DIR")
     if given:
         return Path(given) / "loops"
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "penstock" / "loops"
+    return user_cache("loops")
 
 
 def _write(path: Path, text: str) -> None:

@@ -38,18 +38,19 @@ def use(found: Kernels) -> None:
 
 @functools.cache
 def _loaded() -> Kernels:
-    import numba
+    from taskmanager.kernels.kernel_cache import kernel_directory
 
+    directory = kernel_directory()
     with ExitStack() as alone:
-        if numba.config.CACHE_DIR:
-            enter_alone(alone, Path(numba.config.CACHE_DIR))
+        if directory is not None:
+            enter_alone(alone, directory)
         from taskmanager.kernels import compiled
 
         return compiled.Kernels()
 
 
 def warm_up() -> None:
-    """Compiles all kernels, or loads them from ``NUMBA_CACHE_DIR``; starts no thread.
+    """Compiles all kernels, or loads them from where they are kept; starts no thread.
 
     Called before the first slot process is forked, so that a task never waits for a compiler: every
     kernel has fixed signatures and is ready when this returns. Of processes that share the directory one compiles.

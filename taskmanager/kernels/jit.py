@@ -4,18 +4,19 @@ A kernel is compiled or loaded from the cache when its module is imported (``war
 the middle of a task, and never for a type that was not foreseen. Inputs are declared read-only,
 which accepts writable arrays too; so one compilation serves Arrow's memory and ours.
 
-numba looks for changes in the file of a kernel only: a function that is inlined into kernels of
-another file, and the options here, must not change without them.
+Where it is kept, and which changes make it new: ``kernel_cache``.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
 from numba import types
+
+from penstock.loops.kept_code import compiled_and_kept
+from taskmanager.kernels.kernel_cache import kept_in, kernel_directory
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -56,19 +57,11 @@ def kernel(signature: Any, *, nogil: bool = False) -> Callable[[F], F]:
 
     def compile_(function: F) -> F:
         options = {"nogil": nogil, "_nrt": False}
-        try:
-            compiled = numba.njit(signature, cache=True, **options)(function)
-        except RuntimeError as error:
-            if "cannot cache" not in str(error):
-                raise
-            warnings.warn(
-                "no directory to keep compiled kernels in: every process compiles them anew, which "
-                "takes seconds; set NUMBA_CACHE_DIR to a writable directory",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            compiled = numba.njit(signature, **options)(function)
-        return cast("F", compiled)
+        directory = kernel_directory()
+        if directory is None:
+            return cast("F", numba.njit(signature, **options)(function))
+        with kept_in(directory):
+            return cast("F", compiled_and_kept(function, signature, **options))
 
     return compile_
 

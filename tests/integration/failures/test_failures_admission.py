@@ -24,7 +24,7 @@ from penstock.client.client import Client
 from penstock.client.credentials import load_token, own_token_file, token_metadata
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.client.protocol import PROTOCOL_VERSION
-from penstock.local.started_processes import KERNEL_CACHE
+from penstock.local.started_processes import kernel_cache
 from penstock.pb import client_pb2, client_pb2_grpc
 from tests.support.processes import DEADLINE_S, Beacon, DaemonCluster, Site, tell, wait_in_directory
 
@@ -271,7 +271,7 @@ def test_a_port_for_metrics_in_use_is_named(own_site: Site, taken: int, role: st
     ended = own_site.start_python(
         "-P", "-m", role, "--dir", str(own_site.directory / role),
         "-D", f"{role}.metrics.port={taken}", "-D", "jobmanager.rpc.port=0",
-        environment=KERNEL_CACHE,
+        environment=kernel_cache(),
     ).wait()  # fmt: skip
     assert ended.status == 1
     for told in (str(taken), "in use", f"{role}.metrics.port"):

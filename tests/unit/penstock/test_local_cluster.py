@@ -310,3 +310,15 @@ def test_only_a_directory_made_for_the_parent_goes_with_it(
         with owned_by_parent(directory):
             pass
         assert directory.exists() is is_left
+
+
+def test_a_user_whose_cache_cannot_be_written_starts_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each daemon keeps kernels of its own then; ``cluster start`` said that the cluster's directory cannot be written."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    kept = tmp_path / "penstock" / "kernels"
+    assert started_processes.kernel_cache() == {"NUMBA_CACHE_DIR": str(kept)}
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert started_processes.kernel_cache() == {}
