@@ -143,7 +143,6 @@ class Passage:
         self._is_over = False
         self._lingers = False
         self._setup: Waits | None = None
-        relay.watch(self, self._near)
 
     def goes_on(self) -> bool:
         """Something has become possible; True where there may be more at once."""
@@ -272,7 +271,6 @@ class EnteringPassage(Passage):
         self._entrance = entrance
         self._peer = _peer_of(sock)
         super().__init__(relay, sock)
-        _prepare_tcp(sock)
         self._setup = self._enter()
 
     @override
@@ -293,6 +291,8 @@ class EnteringPassage(Passage):
 
     def _enter(self) -> Waits:
         entrance, near = self._entrance, self._near
+        _prepare_tcp(near.sock)
+        self._relay.watch(self, near)
         while (first := _peek(near)) is None:
             yield
         if not first:
@@ -330,7 +330,6 @@ class LeavingPassage(Passage):
         self._way = way
         self._to = way.destination
         super().__init__(relay, sock)
-        _widen(sock)
         self._setup = self._leave()
         self._far: Leg | None = None
 
@@ -362,6 +361,8 @@ class LeavingPassage(Passage):
 
     def _leave(self) -> Waits:
         relay, near = self._relay, self._near
+        _widen(near.sock)
+        relay.watch(self, near)
         rest = b""
         if self._to is None:
             line, rest = yield from self._read_line(near)
@@ -399,7 +400,7 @@ class LeavingPassage(Passage):
 def _resolve(to: Destination) -> list[_FOUND]:
     try:
         found = socket.getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise TurnedAway(f"{to.host} is unknown: {error}") from error
     return [(family, address) for family, _, _, _, address in found]
 

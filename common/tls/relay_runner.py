@@ -31,8 +31,21 @@ from penstock.errors import InvariantViolation
 SETUP_TIMEOUT_S: Final = 10.0
 _ACCEPT_PAUSE_S: Final = 0.5
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_GONE_AGAIN: Final = (
+    errno.ECONNABORTED,
+    errno.EPERM,
+    errno.EPROTO,
+    errno.ENETDOWN,
+    errno.ENOPROTOOPT,
+    errno.EHOSTDOWN,
+    errno.ENONET,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+)
+"""What Linux says of the one who has come, and not of the socket that he came to."""
 _ACCEPTED_PER_TURN: Final = 64
 _JOIN_TIMEOUT_S: Final = 5.0
+_EXIT_FAILED: Final = 1
 _LEG_EVENTS: Final = select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP | select.EPOLLET
 _RESOLVERS: Final = 2
 _BUFFERS_KEPT_MAX: Final = 4
@@ -73,14 +86,15 @@ class RelayRunner:
         """Guards the way to the thread."""
         self._is_closed = False
         self._thread: threading.Thread | None = None
-        self.refusals = RefusalLog(get_logger(__name__))
+        self._log = get_logger(__name__)
+        self.refusals = RefusalLog(self._log)
         """Who was not let through; the thread tells it."""
 
     # ------------------------------------------------------------ any thread
 
     def start(self) -> None:
         """Serves in a thread of its own."""
-        self._thread = threading.Thread(target=self.run, name="tls-relay", daemon=True)
+        self._thread = threading.Thread(target=self._run_or_end, name="tls-relay", daemon=True)
         self._thread.start()
 
     def let_in(self, listener: socket.socket, entrance: Entrance) -> None:
@@ -131,6 +145,14 @@ class RelayRunner:
             self.resolvers.shutdown(wait=False, cancel_futures=True)
             self._epoll.close()
 
+    def _run_or_end(self) -> None:
+        """Serves; without it the process would reach nobody and be reached by nobody: it ends where that fails."""
+        try:
+            self.run()
+        except BaseException as error:  # noqa: BLE001 - nothing else would end the process
+            self._log.critical("tls.relay_crashed", exc_info=error)
+            os._exit(_EXIT_FAILED)
+
     def stop(self) -> None:
         """Ends ``run``."""
         self._is_stopping = True
@@ -149,9 +171,18 @@ class RelayRunner:
                 self._busy[passage] = None
         busy, self._busy = self._busy, {}
         for passage in busy:
-            if passage in self._passages and passage.goes_on():
+            if passage in self._passages and self._guarded(passage, passage.goes_on):
                 self._busy[passage] = None
         self._end_waits(time.monotonic())
+
+    def _guarded(self, passage: Passage, step: Callable[[], bool | None]) -> bool:
+        """What a passage answers; one that fails in a way that nobody thought of is ended, and the others go on."""
+        try:
+            return bool(step())
+        except Exception as error:  # noqa: BLE001 - the connection's, and the thread is everybody's
+            self._log.error("tls.connection_crashed", exc_info=error)
+            passage.close()
+            return False
 
     def _patience_s(self) -> float | None:
         if self._busy:
@@ -165,7 +196,7 @@ class RelayRunner:
         for passage, deadline_s in list(self._deadlines.items()):
             if now_s < deadline_s:
                 break
-            passage.is_late()
+            self._guarded(passage, passage.is_late)
         for descriptor, at_s in list(self._paused.items()):
             if at_s <= now_s:
                 del self._paused[descriptor]
@@ -200,9 +231,9 @@ class RelayRunner:
                 sock, _address = listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
-            except ConnectionAbortedError:
-                continue
             except OSError as error:
+                if error.errno in _GONE_AGAIN:
+                    continue
                 if error.errno not in _NO_DESCRIPTORS:
                     raise
                 # Who has come waits in the backlog.
@@ -229,8 +260,8 @@ class RelayRunner:
 
     def watch(self, passage: Passage, leg: Leg) -> None:
         """Tells the leg what becomes possible, and has the passage go on."""
-        self._owners[leg.sock.fileno()] = (passage, leg)
         self._epoll.register(leg.sock.fileno(), _LEG_EVENTS)
+        self._owners[leg.sock.fileno()] = (passage, leg)
 
     def wake(self, passage: Passage) -> None:
         """Has the passage go on soon; any thread may ask."""

@@ -6,11 +6,13 @@ in one way each. What is logged on one side and what the other side is told are 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import socket
 import ssl
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -21,8 +23,16 @@ from typing import Any
 import pytest
 import structlog
 import trustme
+from typing_extensions import override
 
-from common.tls.doors import Destination, Entrance, Exit, destination_of, request_line
+from common.tls.doors import (
+    Destination,
+    Entrance,
+    Exit,
+    Visitor,
+    destination_of,
+    request_line,
+)
 from common.tls.relay_runner import RelayRunner
 from common.tls.tls_files_store import TlsFiles, TlsPaths
 from penstock.errors import ConfigurationError
@@ -269,6 +279,107 @@ def test_who_does_not_say_what_he_wants_is_told(
         sock.connect(str(hosts._directory / "out.sock"))
         sock.sendall(b"x" * 2000)
         assert b"does not say what it wants" in sock.recv(1000)
+
+
+@pytest.mark.parametrize("line", [b"tm-2 1\x30000000000000000000 x", b" 1 x", b"tm\x00 1 x"])
+def test_who_wants_to_go_where_nobody_can_be_takes_nobody_along(
+    hosts: TwoHosts, tmp_path: Path, ca: trustme.CA, told: Told, line: bytes
+) -> None:
+    files = certificate_files(tmp_path, ca).files
+    hosts.start(files(), files())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(DEADLINE_S)
+        sock.connect(str(hosts._directory / "out.sock"))
+        sock.sendall(line + b"\n")
+        assert b"sorry" in read_all(sock)
+    one, other = hosts.pair()
+    with one, other:
+        one.sendall(b"x")
+        assert other.recv(1) == b"x"
+
+
+# ---------------------------------------------------------------- what nobody thought of
+
+
+def test_a_connection_that_fails_in_its_own_way_is_ended_alone_and_told_of(
+    hosts: TwoHosts, tmp_path: Path, ca: trustme.CA, told: Told
+) -> None:
+    files = certificate_files(tmp_path, ca).files
+    hosts.start(files(), files())
+
+    def backend(visitor: Visitor) -> str:
+        raise RuntimeError(f"no thread for {visitor.name}")
+
+    tcp = socket.create_server(("127.0.0.1", 0))
+    entered, hosts.port = hosts.port, tcp.getsockname()[1]
+    hosts.far.let_in(tcp, Entrance(backend, requires_certificate=True, reads_name=True))
+    with hosts.connect() as sock:
+        assert b"sorry" in read_all(sock)
+    told.until("tls.connection_crashed", "")
+    hosts.port = entered
+    one, other = hosts.pair()
+    with one, other:
+        one.sendall(b"x")
+        assert other.recv(1) == b"x"
+
+
+class Unlucky(socket.socket):
+    """The first one who comes has failed before he is taken, as ``accept`` says of the network's errors."""
+
+    failed = False
+
+    @override
+    def accept(self) -> tuple[socket.socket, Any]:
+        if not self.failed:
+            self.failed = True
+            raise OSError(errno.EPROTO, os.strerror(errno.EPROTO))
+        return super().accept()
+
+
+def test_who_fails_before_he_is_taken_takes_nobody_along(
+    hosts: TwoHosts, tmp_path: Path, ca: trustme.CA
+) -> None:
+    files = certificate_files(tmp_path, ca).files
+    hosts.start(files(), files())
+    tcp = Unlucky(socket.AF_INET, socket.SOCK_STREAM)
+    tcp.bind(("127.0.0.1", 0))
+    tcp.listen()
+    hosts.port = tcp.getsockname()[1]
+    path = str(hosts._directory / "behind.sock")
+    entrance = Entrance(lambda _visitor: path, requires_certificate=True, reads_name=True)
+    hosts.far.let_in(tcp, entrance)
+    one, other = hosts.pair()
+    with one, other:
+        one.sendall(b"x")
+        assert other.recv(1) == b"x"
+
+
+_DEAF_DAEMON = """
+import sys, threading
+from pathlib import Path
+from common.tls.relay_runner import RelayRunner
+from common.tls.tls_files_store import TlsFiles, TlsPaths
+relay = RelayRunner(TlsFiles(TlsPaths(*map(Path, sys.argv[1:])), verify_hostname=True), 64 * 1024)
+relay.start()
+relay.submit(lambda: [][0])
+threading.Event().wait()
+"""
+
+
+def test_a_daemon_whose_relay_cannot_go_on_ends_and_says_why(
+    tmp_path: Path, ca: trustme.CA
+) -> None:
+    files = certificate_files(tmp_path, ca)
+    daemon = subprocess.run(
+        [sys.executable, "-c", _DEAF_DAEMON, files.cert, files.key, files.ca],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert daemon.returncode == 1
+    assert "tls.relay_crashed" in daemon.stdout
+    assert "list index out of range" in daemon.stdout
 
 
 # ---------------------------------------------------------------- certificates
