@@ -107,3 +107,10 @@ def ceil(a: Any) -> Any:
 def trunc(a: Any) -> Any:
     """``math.trunc(a)``."""
     return _within(math.trunc(a))
+
+
+def numbers_from(start: Any, stop: Any, step: Any = 1) -> range:
+    """``range(start, stop, step)``."""
+    if (stop - start) * step > 0:
+        _within(stop - start)
+    return range(start, stop, step)

@@ -253,6 +253,8 @@ class _Checked(ast.NodeTransformer):
         name = function_called(path_of(node.func), self._names)
         if name in _CALLS and len(node.args) == 1 and not node.keywords:
             return _call(node, _CALLS[name], node.args[0])
+        if name == "range" and len(node.args) > 1 and not node.keywords:
+            return _call(node, "numbers_from", *node.args)
         return node
 
     @staticmethod

@@ -73,6 +73,7 @@ OPERATIONS: Final = sorted(
         *_EXTREMES.values(),
         *("equal", "truth", "power", "integer", "fail", "has_failed", "grown"),
         *("as_integer", "as_float", "as_boolean"),
+        *("end_above", "end_below"),
     }
 )
 

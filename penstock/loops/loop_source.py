@@ -17,6 +17,8 @@ import ast
 import builtins
 from typing import Final
 
+import pyarrow.types as pt
+
 from penstock.loops.checked import INT64_MAX, INT64_MIN
 from penstock.loops.dialect import AssignedNames, refuse, stored_names
 from penstock.loops.loop_expressions import (
@@ -170,12 +172,13 @@ class _Writer(ExpressionWriter):
             given = [columns[field_.name] for columns in emitted]
             passed = {self._passed_column(node) for node in given}
             (column,) = passed if len(passed) == 1 else ("",)
-            if any(map(self._is_key, given)) and result_kind(field_.type) == "float64":
+            kind = result_kind(field_.type)
+            if any(map(self._is_key, given)) and pt.is_floating(field_.type):
                 column = ""  # the key of a row, not its column: -0.0 is the key 0.0
+                kind = "float64" if len(passed) == 1 else kind
             if column and is_passed_on(self._shape.columns.field(column).type, field_.type):
                 self._source.passed[field_.name] = column
                 continue
-            kind = result_kind(field_.type)
             if not kind and given:
                 raise refuse(
                     given[0],
@@ -333,6 +336,11 @@ class _Writer(ExpressionWriter):
             self._write(f"{bound} = {self._call('integer', self._value(argument))}")
             known = self._known(argument)
             given.append(bound if known is None else str(known))
+        if len(given) > 1:
+            end = "end_below" if len(given) == 3 and given[2].startswith("-") else "end_above"
+            end_of = self._call(end, *given[:2])
+            given[1] = self._temporary()
+            self._write(f"{given[1]} = {end_of}")
         self._check()
         self._write(f"for {name} in {OWN}range({', '.join(given)}):")
         self._indent += 1

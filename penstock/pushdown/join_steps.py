@@ -10,7 +10,7 @@ from penstock.pushdown.aggregate_sql import check_key
 from penstock.pushdown.frames import SparkFrame, Steps
 from penstock.pushdown.sql_text import quoted
 from penstock.pushdown.steps import Column, JoinFrames, Select
-from penstock.pushdown.window_sql import WINDOW, check_window, window_columns, window_starts
+from penstock.pushdown.window_sql import check_window, window_columns, window_starts
 from penstock.rows.schema import EVENT_TIME
 
 _HOW = {
@@ -52,22 +52,18 @@ def join_steps(
 def _side(
     operation: Join, frame: SparkFrame, of_side: tuple[tuple[str, str], ...], prefix: str
 ) -> tuple[Column, ...]:
-    """The columns of a side under names of its own, and what it is joined by beside the keys."""
+    """The columns of a side under names of its own, and what it is joined by beside the keys: the time, or the window's start."""
     names = [*operation.keys, *(name for name, _ in of_side if name in frame.columns.names)]
-    time = (
-        (f"{prefix}{EVENT_TIME}", quoted(EVENT_TIME))
-        if operation.window is None
-        else (f"{prefix}{WINDOW}", window_starts(operation.window))
-    )
-    return (*((f"{prefix}{name}", quoted(name)) for name in names), time)
+    time = quoted(EVENT_TIME) if operation.window is None else window_starts(operation.window)
+    return (*((f"{prefix}{name}", quoted(name)) for name in names), (f"{prefix}{EVENT_TIME}", time))
 
 
 def _meeting(operation: Join) -> str:
     """Which times go together."""
-    if operation.interval is None:
-        return f"{quoted(f'l.{WINDOW}')} = {quoted(f'r.{WINDOW}')}"
-    lower, upper = operation.interval
     left, right = quoted(f"l.{EVENT_TIME}"), quoted(f"r.{EVENT_TIME}")
+    if operation.interval is None:
+        return f"{left} = {right}"
+    lower, upper = operation.interval
     return f"{right} - {left} BETWEEN {lower}L AND {upper}L"
 
 
@@ -76,7 +72,7 @@ def _output(operation: Join, output: pa.Schema) -> tuple[Column, ...]:
     if operation.window is None:
         time = f"greatest({quoted(f'l.{EVENT_TIME}')}, {quoted(f'r.{EVENT_TIME}')})"
     else:
-        start, end, time = window_columns(operation.window, _of_either(WINDOW))
+        start, end, time = window_columns(operation.window, _of_either(EVENT_TIME))
         texts |= {"window_start": start, "window_end": end}
     texts |= {name: quoted(f"l.{column}") for column, name in operation.left}
     texts |= {name: quoted(f"r.{column}") for column, name in operation.right}

@@ -23,13 +23,12 @@ from penstock.graph.logical import (
 from penstock.graph.window_schemas import WINDOW_END, WINDOW_START
 from penstock.planner.needs import Need, pruned
 from penstock.pushdown.aggregate_sql import aggregate_sql, check_key
-from penstock.pushdown.frames import SparkFrame, Steps
+from penstock.pushdown.frames import SparkFrame, Steps, as_they_are
 from penstock.pushdown.join_steps import join_steps
 from penstock.pushdown.scalars import scalar_sql
 from penstock.pushdown.sql_text import NotCompiledError, quoted
 from penstock.pushdown.steps import Column, GroupRows, Select, UnionAll, Where
 from penstock.pushdown.window_sql import (
-    WINDOW,
     check_window,
     event_time_sql,
     window_columns,
@@ -144,10 +143,10 @@ def _windowed(
     check_window(operation.window)
     _check_event_time(given)
     aggregates = _aggregates(operation, given)
-    inside = (*given.own(), (WINDOW, window_starts(operation.window)))
-    rows = steps.add(Select(given.number, inside))
-    groups = steps.add(GroupRows(rows, (*operation.keys, WINDOW), aggregates))
-    start, end, time = window_columns(operation.window, quoted(WINDOW))
+    own = as_they_are(given.columns.names)
+    rows = steps.add(Select(given.number, (*own, (EVENT_TIME, window_starts(operation.window)))))
+    groups = steps.add(GroupRows(rows, (*operation.keys, EVENT_TIME), aggregates))
+    start, end, time = window_columns(operation.window, quoted(EVENT_TIME))
     texts = {WINDOW_START: start, WINDOW_END: end}
     made = tuple((name, texts.get(name, quoted(name))) for name in node.schema.names)
     return SparkFrame(steps.add(Select(groups, (*made, (EVENT_TIME, time)))), node.schema)

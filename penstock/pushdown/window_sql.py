@@ -10,9 +10,6 @@ from penstock.pb import graph_pb2
 from penstock.pushdown.sql_text import NotCompiledError, cast, failing, quoted
 from penstock.rows.schema import EVENT_TIME
 
-WINDOW = "__window_start_ms"
-"""Column of rows that were put into windows: start of the window, in milliseconds."""
-
 _TIME_LIMIT_MS = 2**62
 _MS_PER_DAY = 86_400_000
 _REFUSED_KINDS = {
@@ -55,7 +52,7 @@ def check_window(window: graph_pb2.WindowSpec) -> None:
 
 
 def window_starts(window: graph_pb2.WindowSpec) -> str:
-    """The starts of the windows that a row is in, in milliseconds: one per row of the result.
+    """The starts of the windows that a row is in, in milliseconds: one per row of the result, which has it as its event time.
 
     Example: days from noon to noon.
         >>> day = graph_pb2.WindowSpec(size_ms=86400000, slide_ms=86400000, offset_ms=43200000)

@@ -123,7 +123,7 @@ def encode(values: Sequence[object], field: pa.Field) -> pa.Array:
     if pt.is_nested(kind):
         values = [_plain(value, kind, field, i) for i, value in enumerate(values)]
     else:
-        _check_exact(values, field)
+        values = _exact(values, field)
     try:
         array = pa.array(values, kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
@@ -244,14 +244,17 @@ def _python_precision(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _check_exact(values: Sequence[object], field: pa.Field) -> None:
-    """Refuses what Arrow would take but cut or re-interpret."""
+def _exact(values: Sequence[object], field: pa.Field) -> Sequence[object]:
+    """The values as Arrow takes them; refuses what it would take but cut or re-interpret."""
     kinds = set(map(type, values)) - _NONE
     kind = field.type
     if pt.is_integer(kind):
         suspects = kinds - _INT
     elif pt.is_floating(kind):
         suspects = kinds & _BOOL
+        if int in kinds:
+            pairs = enumerate(values)
+            values = [_as_float(v, field, i) if type(v) is int else v for i, v in pairs]
     elif pt.is_temporal(kind):
         if pt.is_time(kind):
             _check_times(values, field)
@@ -259,11 +262,26 @@ def _check_exact(values: Sequence[object], field: pa.Field) -> None:
     elif pt.is_binary(kind) or pt.is_large_binary(kind):
         suspects = kinds & _STR
     else:
-        return
+        return values
     if suspects:
         for index, value in enumerate(values):
             if type(value) in suspects and not _is_integral(value, kind):
                 raise _mismatch(value, field, index)
+    return values
+
+
+def _as_float(value: int, field: pa.Field, index: int) -> int | float:
+    """An integer as the float that it is equal to: Arrow takes small ones only, and for float16 the nearest."""
+    if -_ALWAYS_FLOATS <= value <= _ALWAYS_FLOATS:
+        return value
+    try:
+        number = float(value)
+    except OverflowError:
+        raise _mismatch(value, field, index) from None
+    held = number if pt.is_float64(field.type) else pa.scalar(number, field.type).as_py()
+    if held != value:
+        raise _mismatch(value, field, index)
+    return number
 
 
 def _check_times(values: Sequence[object], field: pa.Field) -> None:
@@ -279,6 +297,8 @@ def _check_times(values: Sequence[object], field: pa.Field) -> None:
             raise _mismatch(value, field, index)
 
 
+_ALWAYS_FLOATS = 2**11
+"""Up to here every integer is a float of each type."""
 _NONE = {type(None)}
 _INT = {int}
 _BOOL = {bool, np.bool_}
@@ -332,10 +352,9 @@ def _plain_items(
     if pt.is_nested(item.type):
         return [_plain(value, item.type, field, index) for value in values]
     try:
-        _check_exact(values, pa.field(field.name, item.type))
+        return list(_exact(values, pa.field(field.name, item.type)))
     except ValueMismatch:
         raise _mismatch(whole, field, index) from None
-    return values
 
 
 def _plain_struct(value: Any, kind: pa.DataType, field: pa.Field, index: int) -> dict[str, Any]:
@@ -359,7 +378,7 @@ def _plain_struct(value: Any, kind: pa.DataType, field: pa.Field, index: int) ->
                 index,
             )
         if item is not None and not pt.is_nested(inner.type):
-            _check_exact([item], pa.field(f"{field.name}.{inner.name}", inner.type))
+            (item,) = _exact([item], pa.field(f"{field.name}.{inner.name}", inner.type))
         plain[inner.name] = _plain(item, inner.type, field, index)
     return plain
 

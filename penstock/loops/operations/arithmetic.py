@@ -36,6 +36,8 @@ invert = stand_in("invert")
 negate = stand_in("negate")
 positive = stand_in("positive")
 absolute = stand_in("absolute")
+end_above = stand_in("end_above")
+end_below = stand_in("end_below")
 
 
 # Integers that may wrap are computed without sign: signed ones the compiler takes for never wrapping.
@@ -276,3 +278,22 @@ def _absolute(a: Any, errors: Any, line: Any) -> Any:
         return _subtract(np.int64(0), x, errors, line) if x < 0 else x
 
     return of_int
+
+
+@njit  # type: ignore[untyped-decorator]
+def _end_above(x: Any, y: Any, errors: Any, line: Any) -> Any:
+    if y > x:
+        _subtract(y, x, errors, line)
+    return max(x, y)
+
+
+@njit  # type: ignore[untyped-decorator]
+def _end_below(x: Any, y: Any, errors: Any, line: Any) -> Any:
+    if y < x:
+        _subtract(y, x, errors, line)
+    return min(x, y)
+
+
+# Where a range ends that starts at the first number: one that is farther from it than 64 bits tell wraps as well.
+_of_integers(end_above, "range()", _end_above)
+_of_integers(end_below, "range()", _end_below)

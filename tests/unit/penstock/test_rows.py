@@ -140,6 +140,19 @@ def test_dictionaries_zones_and_years() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "value"),
+    [(pa.float64(), 2**62), (pa.float64(), -(2**70)), (pa.float32(), 2**40), (pa.float16(), 4096)],
+    ids=str,
+)
+def test_an_integer_stands_for_the_float_that_it_is(kind: pa.DataType, value: int) -> None:
+    assert encode([None, value, 1.5], pa.field("c", kind)).to_pylist() == [None, value, 1.5]
+    nested = encode([[value], None], pa.field("c", pa.list_(kind)))
+    assert nested.to_pylist() == [[value], None]
+    record = encode([{"a": value}], pa.field("c", pa.struct([("a", kind)])))
+    assert record.to_pylist() == [{"a": value}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
     [
         (pa.int64(), 1.5),
         (pa.int64(), True),
@@ -148,6 +161,11 @@ def test_dictionaries_zones_and_years() -> None:
         (pa.int64(), 2**63),
         (pa.float64(), "1"),
         (pa.float64(), True),
+        (pa.float64(), 2**53 + 1),
+        (pa.float64(), 10**400),
+        (pa.float32(), 2**24 + 1),
+        (pa.float16(), 2**24 + 1),
+        (pa.list_(pa.float64()), [2**53 + 1]),
         (pa.string(), 1),
         (pa.bool_(), 1),
         (pa.binary(), "text"),

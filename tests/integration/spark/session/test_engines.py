@@ -210,6 +210,7 @@ def test_a_sum_that_overflows_is_an_error_on_both(session: Any, tmp_path: Path) 
     assert type(raised.value).__module__.startswith("pyspark.")
 
 
+DAYS = ps.tumbling("1d")
 WINDOWS = {
     "tumbling": ps.tumbling("5s"),
     "offset": ps.tumbling("5s", offset="-1s"),
@@ -301,6 +302,18 @@ def test_columns_that_differ_by_case_or_have_odd_names_stay_apart(
 
     ours = last_per_key(rows_of_penstock(chain, [table()]), odd, "K")
     assert_same_rows(ours, rows_of_spark(session, chain, [table()], tmp_path))
+
+
+@pytest.mark.parametrize("odd", ["__window_start_ms", "l.__event_time"])
+def test_columns_of_windows_and_joins_have_any_name(session: Any, tmp_path: Path, odd: str) -> None:
+    def chain(left: ps.Stream, right: ps.Stream) -> ps.Stream:
+        keyed = left.select("ts", **{odd: k}).with_event_time("ts").key_by(odd)
+        counted = keyed.window(ps.sliding("10s", "5s")).aggregate(n=ps.count()).select(odd, "n")
+        named = right.select("ts", **{odd: col("A")}).with_event_time("ts").window(DAYS)
+        sums = named.aggregate(**{odd: ps.sum(odd)}).select(**{odd: ps.lit("")}, n=col(odd))
+        return counted.join(counted, on=odd, window=DAYS).select(odd, "n").union(sums)
+
+    same_on_both(session, tmp_path, chain, table(), table())
 
 
 def test_no_rows_are_no_rows(session: Any, tmp_path: Path) -> None:

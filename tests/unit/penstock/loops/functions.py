@@ -72,6 +72,16 @@ class Integers(ps.KeyedProcessFunction):
             value = int(bool(a)) + round(b)
         elif op == 24:
             value = 1 if a == b else 0
+        elif op == 26:
+            for up in range(a, b):
+                value = up
+                if up > a + 2:
+                    break
+        elif op == 27:
+            for down in range(a, b, -2):
+                value = down
+                if down < a - 4:
+                    break
         out.emit(op=op, i=value, f=a / b if op == 25 else 0.0)
 
 

@@ -92,12 +92,11 @@ def test_a_part_is_one_stage_that_reads_what_it_needs() -> None:
         "#3 where #2: (`a` > CAST(0 AS INT))\n"
         "#4 select #3: k = `k`, half = CAST(((`a` div CAST(2 AS INT)) - CASE WHEN `a` % CAST(2 AS INT) <> 0 AND (`a` % "
         "CAST(2 AS INT) < 0) <> (CAST(2 AS INT) < 0) THEN 1L ELSE 0L END) AS INT), __event_time = `__event_time`\n"
-        "#5 select #4: k = `k`, half = `half`, __event_time = `__event_time`, __window_start_ms = (`__event_time` - "
-        "pmod(`__event_time` - 0L, 86400000L))\n"
-        "#6 group #5 by k, __window_start_ms: n = count(1), most = max(`half`)\n"
-        "#7 select #6: k = `k`, window_start = timestamp_millis(`__window_start_ms`), window_end = "
-        "timestamp_millis(`__window_start_ms` + 86400000L), n = `n`, most = `most`, __event_time = "
-        "(`__window_start_ms` + 86399999L)\n"
+        "#5 select #4: k = `k`, half = `half`, __event_time = (`__event_time` - pmod(`__event_time` - 0L, 86400000L))\n"
+        "#6 group #5 by k, __event_time: n = count(1), most = max(`half`)\n"
+        "#7 select #6: k = `k`, window_start = timestamp_millis(`__event_time`), window_end = "
+        "timestamp_millis(`__event_time` + 86400000L), n = `n`, most = `most`, __event_time = "
+        "(`__event_time` + 86399999L)\n"
         "#8 select #7: k = `k`, window_start = `window_start`, window_end = `window_end`, n = `n`, most = `most`"
     )
     assert str(part_of(days)) == text
