@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -356,11 +357,19 @@ def _print_states(states: list[KeptState]) -> None:
 
 
 def _shown(value: object) -> object:
-    """A value as JSON and people read it."""
+    """A value as JSON and people read it; what JSON does not know is text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
         return [_shown(one) for one in value]
     if isinstance(value, dict):
-        return {name: _shown(one) for name, one in value.items()}
+        return {_shown_key(name): _shown(one) for name, one in value.items()}
     return repr(value) if isinstance(value, bytes) else str(value)
+
+
+def _shown_key(key: object) -> object:
+    """The key of a dict, which JSON takes of a few types."""
+    shown = _shown(key)
+    return str(shown) if isinstance(shown, list | dict) else shown

@@ -269,11 +269,15 @@ def _changes(stored: graph_pb2.Operator, now: graph_pb2.Operator, spec: str) -> 
     yield from _changed_keys(
         _types(stored.input_schema, old.keys), _types(now.input_schema, new.keys), "its keys"
     )
+    yield from _changed_order(old.keys, new.keys, "its keys")
     if spec == "process":
         before = _types(stored.second_input_schema, old.second_keys)
         after = _types(now.second_input_schema, new.second_keys)
         if before and after:
             yield from _changed_keys(before, after, "the keys of its second input")
+            yield from _changed_order(
+                old.second_keys, new.second_keys, "the keys of its second input"
+            )
     if spec in _WINDOWS:
         yield from _changed_window(old.window, new.window)
     if spec == "window_function" and old.kind != new.kind:
@@ -290,6 +294,12 @@ def _changed_keys(
 ) -> Iterator[str]:
     if list(old) != list(new):
         yield f"{what} were stored as ({_list(old)}), and are ({_list(new)}) now: the types of keys never change"
+
+
+def _changed_order(old: Sequence[str], new: Sequence[str], what: str) -> Iterator[str]:
+    """The same columns in another order; others may be the same under new names."""
+    if list(old) != list(new) and sorted(old) == sorted(new):
+        yield f"{what} were stored in the order ({', '.join(old)}), and are ({', '.join(new)}) now"
 
 
 def _changed_window(old: graph_pb2.WindowSpec, new: graph_pb2.WindowSpec) -> Iterator[str]:

@@ -163,6 +163,11 @@ CHANGES = {
         windowed(TUMBLING, "name"),
         r"\(int64\), and are \(string\) now",
     ),
+    "order of keys": (
+        lambda s: s.key_by("key", "n").aggregate(total=ps.sum("x")),
+        lambda s: s.key_by("n", "key").aggregate(total=ps.sum("x")),
+        r"its keys were stored in the order \(key, n\), and are \(n, key\) now",
+    ),
     "aggregate": (
         windowed(TUMBLING),
         windowed(TUMBLING, total=ps.max("n")),

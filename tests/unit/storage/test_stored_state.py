@@ -6,10 +6,13 @@ Method: the golden set, which has all of them, as every version has written it; 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+import penstock as ps
 from penstock.cli.main import main
 from penstock.errors import JobRejected
 from penstock.storage.content_check import check_content
@@ -39,6 +42,34 @@ def test_what_is_large_need_not_be_counted(tmp_path: Path) -> None:
     assert states["states", "pairs"]["columns"]["value"] == "struct<low: int64, high: int64>"
     assert states["numbers", "splits"]["rows"] == 2
     assert len(told(path, "states", "texts", "--limit", "3")["rows"]) == 3
+
+
+class Anything(ps.KeyedProcessFunction):
+    """Keeps plain Python values."""
+
+    held = ps.ValueState("held")
+
+    def process(self, row: Any, ctx: Any, out: Any) -> None:
+        """Nothing."""
+
+
+def test_what_json_does_not_know_is_shown_as_text(tmp_path: Path) -> None:
+    env = ps.Environment()
+    keyed = env.from_rows([{"k": "a"}]).key_by("k")
+    keyed.process(Anything(), schema={"n": "int64"}).uid("anything").discard()
+    held = {
+        "a": ('{"$map":[[{"$tuple":[1,2]},3],[{"$bytes":"AAE="},4]]}', {"(1, 2)": 3, "b'\\x00\\x01'": 4}),
+        "b": ('{"$float":"nan"}', "nan"),
+        "c": ('[1.5,{"$float":"-inf"}]', [1.5, "-inf"]),
+        "d": ('{"$map":[[2,true],[null,{"$tuple":[]}]]}', {"2": True, "null": "()"}),
+    }  # fmt: skip
+    texts = pa.table({"k": list(held), "value": [text for text, _ in held.values()]})
+    path = str(tmp_path / "savepoint")
+    ps.write_savepoint(path, {"anything": {"held": texts}}, job=env)
+    rows = told(path, "anything", "held")["rows"]
+    assert {row["key_0"]: row["value"] for row in rows} == {
+        k: shown for k, (_, shown) in held.items()
+    }
 
 
 def test_a_damaged_file_is_said(tmp_path: Path) -> None:
