@@ -78,6 +78,10 @@ class TaskManagerLost(TaskFailure):
     """The TaskManager that ran the attempt is gone or does not answer."""
 
 
+class SparkFailed(TaskFailure):
+    """Spark has failed in a stage, as a process of it that is gone, and not what the user has written for it."""
+
+
 class NoResourceAvailable(StreamError):
     """No slot became free within ``slot.request.timeout``."""
 

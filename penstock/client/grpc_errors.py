@@ -37,6 +37,7 @@ STATUS_BY_CLASS: Final[dict[type[StreamError], grpc.StatusCode]] = {
     errors.PartitionUnavailable: _Status.INTERNAL,
     errors.NotReproducible: _Status.INTERNAL,
     errors.TaskManagerLost: _Status.INTERNAL,
+    errors.SparkFailed: _Status.INTERNAL,
     errors.NoResourceAvailable: _Status.RESOURCE_EXHAUSTED,
     errors.JobFailed: _Status.ABORTED,
     errors.JobCanceled: _Status.ABORTED,

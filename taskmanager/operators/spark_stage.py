@@ -15,7 +15,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from common.elements import OperatorOutput, Pause, StreamStatus, Watermark, WrittenFiles
-from penstock.errors import TaskFailure
+from penstock.errors import SparkFailed, TaskFailure
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_from_bytes
 from penstock.rows.spark_types import carried_schema
@@ -150,7 +150,7 @@ class SparkStageOperator(Operator):
             if self._partitions:
                 self._check()  # before anybody is to blame
                 yield Pause()
-            raise TaskFailure(end.message, operator=self._name, user_traceback=end.user_traceback)
+            raise _failure(end, self._name)
         files = indexed_output(self._directory)
         if self._is_kept:
             yield WrittenFiles(tuple((file.path, file.rows) for file in files if file.rows))
@@ -195,6 +195,11 @@ class SparkStageOperator(Operator):
         if self._is_running:
             self._driver.cancel(self._stage_id)
         self.context.submit(partial(_remove, self._directory, self._output))
+
+
+def _failure(end: StageEnd, name: str) -> TaskFailure:
+    kind = TaskFailure if end.user_traceback else SparkFailed
+    return kind(end.message, operator=name, user_traceback=end.user_traceback)
 
 
 def _driver_of(context: OperatorContext, name: str) -> SparkDriverRunner:

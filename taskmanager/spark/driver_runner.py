@@ -190,7 +190,8 @@ class SparkDriverRunner:
         if self._process is None:
             problem = memory_problem(self.place.config, memory_limit_bytes())
         if problem:
-            on_end(StageEnd(f"operator {stage.operator!r}: {problem}"))
+            message = f"operator {stage.operator!r}: {problem}"
+            on_end(StageEnd(message, message))
             return
         try:
             if self._process is None:

@@ -14,6 +14,11 @@ _PYTHON = re.compile(
     r"Traceback \(most recent call last\):\n(?:.*\n)*?(\w[\w.]*: .*|\w[\w.]*)$", re.MULTILINE
 )
 _OF_MEMORY = ", which ran out of memory (execution.spark.driver-memory is the heap in local mode)"
+_OF_JARS = ", which lacks a jar (spark.jars: paths on the TaskManager; spark.jars.packages: names in Maven)"
+_LACKS_JAR = re.compile(
+    r"^[: ]*java\.(lang\.ClassNotFoundException: |sql\.SQLException: No suitable driver)",
+    re.MULTILINE,
+)
 _DISK_FULL = ("No space left on device", "Disk quota exceeded")
 _OWN_WORDS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 
@@ -85,16 +90,25 @@ def failure_message(operator: str, function: str, kind: str, text: str, places: 
     """
     cause = root_cause(text)
     whole = without_jvm(text)
-    hint = _OF_MEMORY if "java.lang.OutOfMemoryError" in text else full_disk(text, places)
-    head = f"operator {operator!r}: {function} failed on Spark{hint}: "
+    head = f"operator {operator!r}: {function} failed on Spark{_hint(text, places)}: "
     if cause == whole:
         return f"{head}{kind}: {whole}"
     return f"{head}{cause}\n{kind}: {whole}"
 
 
+def _hint(text: str, places: str) -> str:
+    if "java.lang.OutOfMemoryError" in text:
+        return _OF_MEMORY
+    if _LACKS_JAR.search(text):
+        return _OF_JARS
+    return full_disk(text, places)
+
+
 def is_of_user(kind: str, text: str) -> bool:
     """Whether the user's code or data have failed, and would again, and not a part of Spark."""
     if kind in _USER_KINDS or "org.apache.spark.api.python.PythonException" in text:
+        return True
+    if _LACKS_JAR.search(text):
         return True
     conditions = _OWN_WORDS.findall(text)
     return any(condition.startswith(_USER_CONDITIONS) for condition in conditions)

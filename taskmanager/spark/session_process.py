@@ -134,9 +134,8 @@ class SparkSessions:
             if key == "spark.remote":
                 continue
             if not session.conf.isModifiable(key):
-                raise TaskFailure(
-                    f"{key} cannot be set with spark.remote: the server of Spark Connect has been started with its own"
-                )
+                message = f"{key} cannot be set with spark.remote: the server of Spark Connect has been started with its own"
+                raise TaskFailure(message, user_traceback=message)
             session.conf.set(key, value)
         archives = self._archives()
         if archives:

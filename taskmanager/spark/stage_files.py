@@ -136,10 +136,11 @@ def _looked_at(path: Path, *, is_kept: bool) -> SparkOutputFile:
                 os.fsync(file.fileno())
             metadata = pq.read_metadata(file)
             if has_other_calendar(metadata):
-                raise TaskFailure(
+                message = (
                     "Spark has written its output with spark.sql.parquet.datetimeRebaseModeInWrite = LEGACY, in which days "
                     "before 1582-10-15 are others: leave that key as it is, in the configuration and in the function"
                 )
+                raise TaskFailure(message, user_traceback=message)
             return SparkOutputFile(str(path), metadata.num_rows, os.fstat(file.fileno()).st_size)
     except (OSError, pa.ArrowException) as error:
         raise TaskFailure(f"what Spark has written cannot be read: {path}: {error}") from error

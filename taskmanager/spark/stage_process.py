@@ -90,7 +90,7 @@ def _load(stage: RunStage) -> Any:
     try:
         return cloudpickle.loads(Path(stage.function_file).read_bytes())
     except Exception as error:
-        raise TaskFailure(
+        raise _wrong(
             f"operator {stage.operator!r}: {stage.function_name} cannot be loaded by the Spark driver: "
             f"{type(error).__name__}: {error}; ship the modules it needs with --py-files, or install them on every "
             "TaskManager"

@@ -23,7 +23,7 @@ class StageEnd:
     """How a stage has ended; without a message it is done.
 
     Attributes:
-        user_traceback: of the user's code, "" where it was not that.
+        user_traceback: of the user's code, or what is the user's to change; "" where a restart may mend it.
     """
 
     message: str = ""
@@ -158,7 +158,7 @@ class StageTable:
                 )
             elif stage.is_begun:
                 message = f"{where}: {stage.stage.function_name} took longer than its timeout of {stage.timeout_s:g} s"
-                effects += self._stop(stage, StageEnd(message), now_s)
+                effects += self._stop(stage, StageEnd(message, message), now_s)
             else:
                 effects.append(
                     EndDriver(

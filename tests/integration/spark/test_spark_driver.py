@@ -347,6 +347,16 @@ def test_a_jvm_that_ends_while_the_session_starts_is_not_in_the_way_of_the_next(
     assert "local dir" in end.message
 
 
+def test_a_jar_that_is_missing_is_the_users_to_add(stages: Stages) -> None:
+    def reads(spark: Any) -> Any:
+        return spark.read.jdbc("jdbc:none:", "t", properties={"driver": "com.example.Driver"})
+
+    end = stages.run(reads)
+    assert "lacks a jar (spark.jars: " in end.message
+    assert "com.example.Driver" in end.message
+    assert end.user_traceback
+
+
 def first_end(directory: Path, keys: dict[str, str], then: Callable[[Stages], None]) -> StageEnd:
     """What becomes of the first stage of a driver whose JVM does not start."""
     config = Configuration.from_mapping(SMALL | keys)
