@@ -15,11 +15,13 @@ from penstock.graph.logical import (
     Node,
     NodeInput,
     Project,
+    Routing,
     SparkStage,
     endless_input,
     input_schema,
 )
 from penstock.naming import nearest_hint
+from penstock.pb import graph_pb2
 from penstock.planner.in_place import is_read_in_place
 from penstock.pushdown.part_compiler import PENSTOCK, SPARK, PartInput, compile_part, is_begin
 from penstock.rows.spark_types import (
@@ -162,5 +164,14 @@ def sinks_on_spark(builder: JobBuilder, sinks: Sequence[Node]) -> list[Node]:
             continue
         if place not in made:
             made[place] = spark_part(builder, replace(source, routing=ANY_ROUTING))
-        moved.append(builder.reading(sink, made[place]))
+        moved.append(builder.reading(sink, replace(made[place], routing=_kept(source.routing))))
     return moved
+
+
+def _kept(routing: Routing) -> Routing:
+    """How rows go to a sink: what says which of its subtasks gets a row is asked of ours behind Spark as well."""
+    is_kept = routing.is_asked and routing.partitioning in (
+        graph_pb2.PARTITIONING_HASH,
+        graph_pb2.PARTITIONING_BROADCAST,
+    )
+    return routing if is_kept else ANY_ROUTING

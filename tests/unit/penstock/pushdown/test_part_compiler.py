@@ -126,6 +126,19 @@ def test_files_beside_a_part_are_sparks_own(tmp_path: Path) -> None:
     assert spec.output_directory == str(tmp_path / "out")
 
 
+def test_which_subtask_of_a_sink_gets_a_row_is_as_it_was_asked_for() -> None:
+    env = batch()
+    positive = source(env).filter(col("a") > 0).select("k", "a")
+    positive.broadcast().discard().parallelism(2)
+    positive.key_by("k").discard().parallelism(2)
+    positive.rebalance().discard().parallelism(2)
+    positive.forward().discard().parallelism(2)
+    edges = env.plan(engine="spark").graph.edges
+    name = graph_pb2.Partitioning.Name
+    behind_spark = [name(edge.partitioning).rpartition("_")[2] for edge in edges[-4:]]
+    assert behind_spark == ["BROADCAST", "HASH", "REBALANCE", "REBALANCE"]
+
+
 def test_a_part_travels_without_anything_of_the_users() -> None:
     part = part_of(source().select("k").engine("spark"))
     assert cloudpickle.loads(cloudpickle.dumps(part)) == part
