@@ -56,7 +56,11 @@ class ListState(KeyedState):
         return iter(self.get())
 
     def __len__(self) -> int:
-        return len(self.get())
+        slot = self._slot("len")
+        held = self._values[slot]
+        if held is ABSENT:
+            return 0
+        return len(self._live(slot, held, is_read=False) if self._ttl_ms else held)
 
     @override
     def __bool__(self) -> bool:
@@ -120,13 +124,13 @@ class ListState(KeyedState):
             held = [stored for stored, _ in self._live(slot, held)]
         return list(map(self.codec.to_value, held))
 
-    def _live(self, slot: int, held: list[Any]) -> list[Any]:
-        """The (stored, stamp) to return; renews what lives, takes away expired items not to be seen."""
+    def _live(self, slot: int, held: list[Any], *, is_read: bool = True) -> list[Any]:
+        """The (stored, stamp) to be seen; takes away expired items that are not. What is read is renewed."""
         now_ms = self._scope.now_ms
         live = [item for item in held if not self._is_expired(item[1])]
         seen = held if self._returns_expired else live
         has_changed = len(seen) < len(held)
-        if self._reads_stamp and any(stamp != now_ms for _, stamp in live):
+        if is_read and self._reads_stamp and any(stamp != now_ms for _, stamp in live):
             seen = [item if self._is_expired(item[1]) else (item[0], now_ms) for item in seen]
             has_changed = True
         if has_changed:

@@ -17,7 +17,7 @@ from tests.support.process_specs import rows, run_process
 
 LIFE = 100
 ASKS = -2
-"""What is asked for one entry, and reads no other."""
+"""What is asked for one entry, and for how many there are, reads no other."""
 UPDATES = ("write", "read_and_write")
 VISIBILITIES = ("never_return_expired", "return_if_not_cleaned_up")
 MATRIX = list(product(UPDATES, VISIBILITIES, (pa.int64(), ps.MSGPACK)))
@@ -37,7 +37,8 @@ class Living(ps.KeyedProcessFunction):
     def process(self, row: Any, ctx: ps.ProcessContext, out: ps.Collector) -> None:
         result: Any
         if row.n == ASKS:
-            result = ["1" in self.entries, bool(self.entries), len(self.entries)]
+            entries, items = self.entries, self.items
+            result = ["1" in entries, bool(entries), len(entries), bool(items), len(items)]
         elif row.n < 0:
             result = [self.value.value(), self.items.get(), self.entries.items(), self.sum.get()]
         else:
@@ -62,13 +63,15 @@ class Model:
         }
 
     def asks(self, now: int) -> list[Any]:
-        cells = self.cells["entries"]
-        live = [cell for cell in cells if cell[1] + LIFE > now]
-        seen = len(cells if self.shows else live)
-        for cell in live:
-            if cell[0] == 1 and self.renews:
+        entries, items = (
+            [cell for cell in self.cells[name] if self.shows or cell[1] + LIFE > now]
+            for name in ("entries", "items")
+        )
+        for cell in entries:
+            if cell[0] == 1 and self.renews and cell[1] + LIFE > now:
                 cell[1] = now
-        return [any(cell[0] == 1 for cell in (cells if self.shows else live)), seen > 0, seen]
+        has_one = any(cell[0] == 1 for cell in entries)
+        return [has_one, len(entries) > 0, len(entries), len(items) > 0, len(items)]
 
     def _read(self, name: str, now: int) -> list[Any]:
         cells = self.cells[name]
