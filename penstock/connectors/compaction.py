@@ -43,6 +43,7 @@ from penstock.connectors.merged_files import NamedContent, alike, merge
 from penstock.errors import StoreNotFound, StreamError
 from penstock.storage.object_store import ObjectInfo, ObjectStore, delete_all
 from penstock.storage.open_store import is_s3, open_bucket, open_store
+from penstock.storage.settled_swap import settled_swap
 
 TARGET_BYTES: Final = 64 << 20
 KEEP_MS: Final = 7 * 24 * 3600 * 1000
@@ -258,7 +259,7 @@ class _DirectoryCompaction:
         )
 
     def _swap(self, expected: bytes, manifest: CompactionManifest) -> bool:
-        return self._store.compare_and_swap(self._at(MANIFEST), expected, manifest.encode())
+        return settled_swap(self._store, self._at(MANIFEST), expected, manifest.encode())
 
     # -- names of files that are gone
 

@@ -33,7 +33,6 @@ from penstock.local.daemon_processes import is_registered_daemon
 from penstock.local.owned_directories import sweep_runtime_directories, sweep_work_directories
 from penstock.local.started_processes import (
     START_DEADLINE_S,
-    STOP_DEADLINE_S,
     ClusterError,
     StartedDaemon,
     end_all,
@@ -41,7 +40,7 @@ from penstock.local.started_processes import (
     is_free,
     kernel_cache,
 )
-from penstock.storage.private_directories import make_private
+from penstock.storage.private_directories import make_private, replace_text
 
 DEFAULT_PORT = 6123
 _PORT_KEY = "jobmanager.rpc.port"
@@ -214,11 +213,8 @@ class LocalCluster:
             return
         with _told_where(self.directory):
             _make_directory(self.directory)
-            temporary = self._config_file.with_suffix(".tmp")
-            temporary.unlink(missing_ok=True)
-            temporary.touch(mode=0o600 if SECRET_KEYS.keys() & content else 0o666)
-            temporary.write_text(yaml.safe_dump(content, sort_keys=True))
-            temporary.replace(self._config_file)
+            mode = 0o600 if SECRET_KEYS.keys() & content else 0o666
+            replace_text(self._config_file, yaml.safe_dump(content, sort_keys=True), mode)
 
     def start(
         self,
@@ -424,13 +420,19 @@ class LocalCluster:
                 raise ClusterError(
                     f"the {role} in {self.directory} belongs to another user: stop it as that user"
                 ) from error
-        for child in self._children:
-            child.wait(STOP_DEADLINE_S)
-        self._children.clear()
+        # Also those that nothing in the directory tells of any more.
+        end_all([child.pid for child in self._children if child.poll() is None])
+        self._children = [child for child in self._children if child.poll() is None]
         self._remove_traces_of_dead()
-        left = [daemon for daemon in self.daemons() if daemon.alive and daemon in alive]
+        left = {
+            daemon.pid: f"{daemon.role} {daemon.id} (pid {daemon.pid})"
+            for daemon in self.daemons()
+            if daemon.alive and daemon in alive
+        }
+        for child in self._children:
+            left.setdefault(child.pid, f"a daemon (pid {child.pid})")
         if left:
-            told = ", ".join(f"{daemon.role} {daemon.id} (pid {daemon.pid})" for daemon in left)
+            told = ", ".join(left.values())
             raise ClusterError(f"not even SIGKILL has ended {told} in {self.directory}: look at it")
         return [
             StoppedDaemon(daemon.role, daemon.id, daemon.pid, daemon.pid in killed)

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import ConfigurationError, JobRejected, StoreNotFound
+from penstock.errors import ConfigurationError, JobRejected, StoreNotFound, StoreTransient
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.state_tables.declared_tables import DeclaredList, declared_lists, declared_tables
 from penstock.state_tables.given_rows import given_batches, given_columns
@@ -46,7 +46,7 @@ from penstock.state_tables.value_columns import fitted
 from penstock.storage.blobs import Blob, list_items
 from penstock.storage.codec import StateError
 from penstock.storage.manifest import encode_manifest
-from penstock.storage.object_store import ObjectStore, delete_all
+from penstock.storage.object_store import ObjectStore, SwapUnanswered, delete_all
 from penstock.storage.open_store import open_store
 from penstock.storage.run_columns import DELETED, KEY_GROUP
 from penstock.storage.savepoint import (
@@ -55,6 +55,7 @@ from penstock.storage.savepoint import (
     STATE_DIRECTORY,
 )
 from penstock.storage.savepoint_places import check_is_outside
+from penstock.storage.settled_swap import settled_swap
 from penstock.storage.snapshot_files import PackedSnapshotWriter, snapshot_file_name
 from penstock.storage.store_names import whole_name, without_slash
 
@@ -92,6 +93,7 @@ def write_savepoint(
         StateError: something does not fit; nothing is left of the savepoint.
         JobRejected: the job could not be started from it.
         StoreTransient: it cannot be written now.
+        SwapUnanswered: nobody knows whether the savepoint is there; nothing of it is removed.
     """
     try:
         uri = without_slash(whole_name(path))
@@ -117,9 +119,7 @@ def write_savepoint(
         draft.check_start(uri)
         writing.finish()
     except BaseException:
-        delete_all(store, writing.begun)
-        if not _inside(store):  # or else somebody else writes one there
-            store.remove_remains()
+        writing.give_up()
         raise
     return uri
 
@@ -162,9 +162,6 @@ class _Writing:
         store: its directory.
         draft: its manifest, which is filled in.
         base: with what is not given.
-
-    Attributes:
-        begun: paths of what may be there of it before its manifest is.
     """
 
     def __init__(self, store: ObjectStore, draft: SavepointDraft, base: StateTables | None) -> None:
@@ -172,7 +169,9 @@ class _Writing:
         self._draft = draft
         self._base = base
         self._now_ms = time.time_ns() // 10**6
-        self.begun: list[str] = []
+        self._begun: list[str] = []
+        """Paths of what may be there of it before its manifest is."""
+        self._may_be_complete = False
         self._closed_at_ms: dict[str, int] = {}
         """State of the operator that is being written -> the watermark that ends the first window which was given."""
 
@@ -200,11 +199,24 @@ class _Writing:
         elif base.is_savepoint:
             for mark in ABOUT_OUTPUT.intersection(base.store.first_parts()):
                 self._put_first(mark, base.store.get(mark))
-                self.begun.append(mark)
-        self._put_first(MANIFEST_PATH, encode_manifest(manifest))
+                self._begun.append(mark)
+        self._may_be_complete = True
+        try:
+            self._put_first(MANIFEST_PATH, encode_manifest(manifest))
+        except (StateError, StoreTransient) as error:
+            self._may_be_complete = isinstance(error, SwapUnanswered)
+            raise
+
+    def give_up(self) -> None:
+        """Removes what has been written, unless it may be complete."""
+        if self._may_be_complete:
+            return
+        delete_all(self._store, self._begun)
+        if not _inside(self._store):  # or else somebody else writes one there
+            self._store.remove_remains()
 
     def _put_first(self, path: str, content: bytes) -> None:
-        if not self._store.compare_and_swap(path, None, content):
+        if not settled_swap(self._store, path, None, content):
             raise StateError(
                 "another savepoint was written there meanwhile: give each a directory of its own"
             )
@@ -435,5 +447,5 @@ class _Writing:
     def _writer(self, uid: str, unique: str) -> PackedSnapshotWriter:
         vertex = self._draft.vertex_of(uid)
         name = snapshot_file_name(self._draft.manifest.checkpoint_id, vertex, 0, 0, unique)
-        self.begun.append(f"{STATE_DIRECTORY}/{name}")
+        self._begun.append(f"{STATE_DIRECTORY}/{name}")
         return PackedSnapshotWriter(self._store, name, _INLINE_BYTES, directory=STATE_DIRECTORY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -54,3 +55,21 @@ def is_private(directory: Path) -> bool:
         return False
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     return is_own and not stat.S_IMODE(status.st_mode) & 0o077
+
+
+def replace_text(path: Path, text: str, mode: int) -> None:
+    """Writes a file beside a path and puts it there; others may write in the directory, and no link of theirs is followed.
+
+    Raises:
+        OSError: it cannot be written; nothing is left.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(temporary, flags, mode), "w", encoding="utf-8") as file:
+        try:
+            file.write(text)
+            file.flush()
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink()
+            raise

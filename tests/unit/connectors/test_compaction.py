@@ -22,13 +22,15 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from penstock.cli.main import main
-from penstock.connectors import file_sink
+from penstock.connectors import compaction, file_sink
 from penstock.connectors.compacted import MANIFEST, CompactionManifest, replaced_place
 from penstock.connectors.compaction import CompactionSupersededError, uncommitted_names
 from penstock.connectors.files import file_source
 from penstock.errors import JobRejected, StoreCorrupt, TaskFailure
+from penstock.storage.local_store import LocalStore
 from tests.support.compactions import (
     NOW_MS,
     SCHEMA,
@@ -539,3 +541,27 @@ def test_any_history_reads_every_row_once(
             assert job.finish() == list(range(rows))
         if rows:
             assert fresh_ids(form, place) == list(range(rows))
+
+
+class Denying(LocalStore):
+    """A store that was asked again by its own client: what it has just written is not what was expected."""
+
+    @override
+    def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
+        return super().compare_and_swap(path, expected, new) and expected == new
+
+
+def test_rows_stay_though_a_swap_is_told_to_have_failed_that_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = small_files(tmp_path, "parquet")
+    merged(path)
+    write_files(path, "parquet", [(15, 2), (17, 3)])
+    (manifest,) = tmp_path.rglob(MANIFEST)
+    claimed = CompactionManifest.decode(manifest.read_bytes(), MANIFEST)
+    monkeypatch.setattr(
+        compaction._DirectoryCompaction, "_claim", lambda _: (manifest.read_bytes(), claimed)
+    )
+    monkeypatch.setattr(compaction, "open_store", lambda uri, **_: Denying(Path(uri)))
+    merged(path)
+    assert fresh_ids("parquet", path) == [*IDS, *range(15, 20)]

@@ -74,6 +74,14 @@ def test_values_that_contradict_each_other_are_not_kept(tmp_path: Path) -> None:
     assert not cluster.directory.exists()
 
 
+def test_what_lies_beside_the_configuration_stays(tmp_path: Path) -> None:
+    other, link = tmp_path / "other", tmp_path / "penstock.tmp"
+    link.symlink_to(other)
+    LocalCluster(tmp_path).configure({"taskmanager.numberOfTaskSlots": 2})
+    assert (link.is_symlink(), other.exists()) == (True, False)
+    assert {file.name for file in tmp_path.iterdir()} == {"penstock.tmp", "penstock.yaml"}
+
+
 def test_only_the_daemon_itself_counts_as_alive(tmp_path: Path) -> None:
     cluster, where = LocalCluster(tmp_path), str(tmp_path)
     for arguments, alive in (
@@ -156,6 +164,14 @@ def test_a_daemon_that_does_not_end_is_killed_and_that_is_said(
     assert ended.stdout == f"stopped 2 daemons in {where}\n"
     (told,) = ended.stderr.splitlines()
     assert told.startswith(f"penstock: the taskmanager tm-1 (pid {stuck}) had not ended after")
+
+
+def test_a_daemon_is_ended_though_nothing_in_the_directory_tells_of_it(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path)
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
+        cluster._children.append(child)
+        assert cluster.stop() == []
+        assert child.returncode == -signal.SIGTERM
 
 
 class Leader(client_pb2_grpc.JobManagerServicer):

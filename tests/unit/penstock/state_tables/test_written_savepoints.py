@@ -11,9 +11,10 @@ import math
 import struct
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,15 +22,19 @@ import pytest
 from typing_extensions import override
 
 import penstock as ps
+from penstock.errors import StoreTransient
 from penstock.pb import checkpoint_pb2
-from penstock.state_tables import keyed_spool_store
+from penstock.state_tables import keyed_spool_store, savepoint_writer_store
 from penstock.state_tables.keyed_spool_store import KeyedSpool
 from penstock.state_tables.table_parts import NumberPart, WrittenAs
 from penstock.state_tables.value_columns import fitted
 from penstock.storage.codec import StateError
 from penstock.storage.fsck import check_store
 from penstock.storage.hashing import hash_columns
+from penstock.storage.local_store import LocalStore
+from penstock.storage.object_store import SwapUnanswered
 from penstock.storage.restore_point import open_restore_point
+from penstock.storage.savepoint import MANIFEST_PATH
 from tests.support.golden_job import build
 
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -522,6 +527,58 @@ def test_a_savepoint_that_another_writer_has_put_there_meanwhile_stays(
         ps.write_savepoint(new, {uid: {name: rows()}}, base=base)
     assert content(new) == content(base)
     assert check_store(str(new)).jobs[0].orphans == ()
+
+
+class LosingAnswers(LocalStore):
+    """The answer to the swap of a savepoint's manifest is lost: once, or as long as nothing can be read either."""
+
+    lost: ClassVar[Callable[[], bool]]
+    stays_silent = False
+    is_silent = False
+
+    @override
+    def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
+        is_done = super().compare_and_swap(path, expected, new)
+        if path == MANIFEST_PATH and expected is None:
+            self.is_silent = self.stays_silent
+            return type(self).lost()
+        return is_done
+
+    @override
+    def get(self, path: str) -> bytes:
+        if self.is_silent:
+            raise StoreTransient("no answer")
+        return super().get(path)
+
+
+def unanswered() -> bool:
+    raise SwapUnanswered("no answer")
+
+
+def failed() -> bool:
+    raise StoreTransient("the directory cannot be synced")
+
+
+@pytest.mark.parametrize("lost", [unanswered, failed, lambda: False])
+@pytest.mark.parametrize("stays_silent", [False, True])
+def test_a_savepoint_stays_though_the_answer_to_its_last_write_is_lost(
+    lost: Callable[[], bool],
+    stays_silent: bool,
+    base: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LosingAnswers, "lost", lost, raising=False)
+    monkeypatch.setattr(LosingAnswers, "stays_silent", stays_silent)
+    new = tmp_path / "new"
+    with monkeypatch.context() as patch:
+        patch.setattr(savepoint_writer_store, "open_store", lambda uri: LosingAnswers(Path(uri)))
+        told = (
+            pytest.raises(SwapUnanswered, match="may or may not") if stays_silent else nullcontext()
+        )
+        with told:
+            ps.write_savepoint(new, {}, base=base)
+    assert content(new) == content(base)
 
 
 def test_a_directory_that_holds_something_is_left_alone(base: Path, tmp_path: Path) -> None:
