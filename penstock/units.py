@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 
 from penstock.errors import ConfigurationError
 
@@ -13,10 +15,10 @@ DURATION_MAX_MS = 10_000 * 366 * 86_400_000
 """10,000 years: any time plus or minus it fits into 64 bits."""
 SIZE_MAX_BYTES = 2**63 - 1
 
-_MILLISECONDS: dict[str, float] = {}
+_MILLISECONDS: dict[str, int | Fraction] = {}
 for _factor, _names in (
-    (1e-6, "ns nano nanos nanosecond nanoseconds"),
-    (1e-3, "us µs micro micros microsecond microseconds"),
+    (Fraction(1, 1_000_000), "ns nano nanos nanosecond nanoseconds"),
+    (Fraction(1, 1000), "us µs micro micros microsecond microseconds"),
     (1, "ms milli millis millisecond milliseconds"),
     (1000, "s sec secs second seconds"),
     (60_000, "m min mins minute minutes"),
@@ -109,22 +111,23 @@ def size_bytes(value: str | int) -> int:
     return _whole_bytes(number * _BYTES[unit or "b"], value)
 
 
-def _split(value: str, kind: str, examples: str) -> tuple[float, str]:
+def _split(value: str, kind: str, examples: str) -> tuple[Fraction, str]:
+    """The number as it is written, and the unit: no float is 1.1, and 1.1 hours are whole milliseconds."""
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ConfigurationError(f"{value!r} is not {kind}; write for example {examples}")
-    return float(match["number"]), match["unit"].lower()
+    return Fraction(Decimal(match["number"])), match["unit"].lower()
 
 
-def _whole_ms(number: float, value: object) -> int:
+def _whole_ms(number: float | Fraction, value: object) -> int:
     return _whole(number, value, DURATION_MAX_MS, "is longer than 10,000 years")
 
 
-def _whole_bytes(number: float, value: object) -> int:
+def _whole_bytes(number: float | Fraction, value: object) -> int:
     return _whole(number, value, SIZE_MAX_BYTES, "is more than 8 EiB")
 
 
-def _whole(number: float, value: object, number_max: int, too_much: str) -> int:
+def _whole(number: float | Fraction, value: object, number_max: int, too_much: str) -> int:
     if number != number:
         raise ConfigurationError(f"{value!r} is not a number")
     if number < 0:

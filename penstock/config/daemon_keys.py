@@ -50,6 +50,7 @@ class DaemonKeys(BaseModel):
     jobmanager_exception_history_size: int = Field(
         16,
         ge=1,
+        le=1_000_000,
         alias="jobmanager.exception-history-size",
         description="Failures of a job that stay visible, the newest.",
     )

@@ -119,6 +119,10 @@ def _inner_null(column: pa.Array) -> str:
     fields = _inner(column.type)
     if not any(not field.nullable or _has_never_null(field.type) for field in fields):
         return ""
+    if column.null_count == len(
+        column
+    ):  # Arrow cannot leave all rows out where an extension type is within
+        return ""
     valid = column.drop_null() if column.null_count else column
     if pt.is_map(column.type):
         first, last = valid.offsets[0].as_py(), valid.offsets[-1].as_py()

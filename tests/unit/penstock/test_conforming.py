@@ -146,3 +146,9 @@ def test_a_null_within_a_column_of_the_same_type_is_refused(
     with pytest.raises(ValueMismatch, match="a null within column 'c'") as told:
         conformed_column(wrong, field)
     assert told.value.index == 3
+
+
+def test_a_column_of_nulls_alone_may_have_any_type() -> None:
+    kind = pa.struct([("tags", pa.map_(pa.string(), pa.int64())), ("id", pa.uuid())])
+    column = pa.nulls(3, kind)
+    assert conformed_column(column, pa.field("c", kind)) is column

@@ -23,6 +23,8 @@ from penstock.units import DURATION_MAX_MS, duration_ms, signed_duration_ms, siz
         ("250ms", 250),
         ("1 min", 60_000),
         ("1.5 h", 5_400_000),
+        ("1.1h", 3_960_000),
+        ("1.001s", 1001),
         ("2h", 7_200_000),
         ("1 d", 86_400_000),
         ("10000 ms", 10_000),
@@ -97,7 +99,15 @@ def test_sizes_without_end_are_refused(value, reason):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("64mb", 64 << 20), ("20 kb", 20480), ("1g", 1 << 30), (5, 5), ("5", 5)]
+    ("text", "expected"),
+    [
+        ("64mb", 64 << 20),
+        ("20 kb", 20480),
+        ("1g", 1 << 30),
+        (5, 5),
+        ("5", 5),
+        (str(2**63 - 1), 2**63 - 1),
+    ],
 )
 def test_sizes(text, expected):
     assert size_bytes(text) == expected
