@@ -12,7 +12,8 @@ import click
 from penstock.cli.context import echo, print_json, print_table, reports_errors
 from penstock.cli.describe import size_of
 from penstock.errors import JobRejected
-from penstock.storage.store_names import whole_name
+from penstock.storage.open_store import open_store
+from penstock.storage.store_names import has_scheme, whole_name
 from penstock.units import duration_ms, size_bytes
 
 _RUN_DIGITS = 12
@@ -46,6 +47,8 @@ def compact(directory: str, target_size: str, keep: str, as_json: bool) -> None:
     whole = whole_name(directory)
     if "://" not in whole and not Path(whole).is_dir():
         raise JobRejected(f"{directory}: there is no such directory")
+    if has_scheme(whole):
+        open_store(whole).first_parts()  # or it is misspelt, and that is said
     target_bytes = size_bytes(target_size)
     if not target_bytes:
         raise JobRejected("--target-size must be more than nothing")

@@ -10,13 +10,14 @@ penstock.errors.BadRecord: column 'at': a timestamp[ns] value has more digits th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 
 from penstock.errors import BadRecord, StreamError
-from penstock.rows.column_values import decode
+from penstock.rows.column_values import decode, is_never_changed
 
 
 def decoded(array: pa.Array, name: str) -> list[Any]:
@@ -64,6 +65,21 @@ def _is_python(column: pa.Array) -> bool:
     except (OverflowError, ValueError):
         return False
     return True
+
+
+def may_have_changed(row: Any) -> dict[int, Any]:
+    """Position -> the value of a ``Row`` that somebody may have changed in its place since it was read."""
+    columns, own = row._penstock_columns, row._penstock_own
+    batch: pa.RecordBatch | None = columns[-1]
+    found: dict[int, Any] = {}
+    if batch is None:  # made of values, which go with it
+        return found
+    for name, position in row._penstock_positions.items():
+        is_read = columns[position] is not None or position in own
+        if is_read and not is_never_changed(batch.schema.types[position]):
+            with contextlib.suppress(BadRecord):  # the row next to it was read
+                found[position] = row[name]
+    return found
 
 
 class _OneByOne:

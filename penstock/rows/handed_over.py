@@ -20,6 +20,7 @@ import datetime as dt
 from collections.abc import Callable
 from decimal import Decimal
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, Final
 
 import pyarrow as pa
@@ -117,4 +118,9 @@ def _row_as_it_is(row: Row) -> Row:
 
 @lru_cache(maxsize=256)
 def _kind_as_it_was(kind: type[Any]) -> type[_RowAsItWas]:
-    return type("Row", (_RowAsItWas, kind), {"__slots__": ()})
+    own = {
+        name: property(itemgetter(name))
+        for name in kind._penstock_positions
+        if isinstance(getattr(kind, name, None), property)
+    }
+    return type("Row", (_RowAsItWas, kind), {"__slots__": (), **own})

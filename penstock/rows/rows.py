@@ -33,7 +33,7 @@ from penstock.rows.column_values import (
     short_repr,
     shown_row,
 )
-from penstock.rows.decoded_values import decoded
+from penstock.rows.decoded_values import decoded, may_have_changed
 from penstock.rows.schema import EVENT_TIME, is_optional, user_batch, user_schema
 
 
@@ -115,7 +115,7 @@ class Row:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        return _restore_row, (sink.getvalue().to_pybytes(),)
+        return _restore_row, (sink.getvalue().to_pybytes(), may_have_changed(self))
 
 
 ROW_METHODS = frozenset({"keys", "as_dict", "_asdict"})
@@ -293,9 +293,12 @@ def _no_column(name: str, names: tuple[str, ...]) -> str:
     return f"the row has no column {name!r}; its columns are {', '.join(names)}{hint}"
 
 
-def _restore_row(data: bytes) -> Row:
+def _restore_row(data: bytes, changed: Mapping[int, Any] = MappingProxyType({})) -> Row:
     with pa.ipc.open_stream(data) as reader:
-        return rows_of(reader.read_next_batch())[0]
+        row = rows_of(reader.read_next_batch())[0]
+    for position, value in changed.items():
+        row._penstock_columns[position] = [value]
+    return row
 
 
 class RowMismatch(BadRecord):
@@ -408,10 +411,8 @@ class RowBuilder:
         own = set().union(*(row._penstock_own for row in values))
         for field in self.schema:
             position = positions[field.name]
-            given, is_read = (
-                batch.column(position),
-                columns[position] is not None or position in own,
-            )
+            given = batch.column(position)
+            is_read = columns[position] is not None or position in own
             is_same = given.type == field.type and (field.nullable or not given.null_count)
             is_same &= not is_read or is_never_changed(field.type)
             found.append(given.take(places) if is_same else self._of_each(field.name))

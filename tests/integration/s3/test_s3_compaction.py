@@ -202,3 +202,5 @@ def test_the_command(
     assert len(keys) == 4  # a file and a manifest in each
     assert not [key for key in keys if key == replaced_place(key)]
     assert fresh_ids("parquet", path) == IDS
+    result = CliRunner().invoke(main, ["compact", f"{path}x"])
+    assert (result.exit_code, result.stderr) == (1, f"penstock: {path}x/: nothing is there\n")

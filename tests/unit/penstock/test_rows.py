@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime as dt
 import pickle
@@ -23,6 +24,7 @@ from penstock.functions.functions import (
     open_function,
 )
 from penstock.rows.column_values import ValueMismatch, decode, encode
+from penstock.rows.handed_over import handed_over_whole
 from penstock.rows.rows import RowBuilder, RowMismatch, row_maker, rows_of, schema_of
 from penstock.rows.schema import EVENT_TIME, optional
 from tests.support.examples import examples
@@ -347,3 +349,32 @@ def test_windows_and_hooks() -> None:
         open_function(function, "ctx")  # type: ignore[arg-type]
         close_function(function)
     assert calls == ["ctx", "closed", "opened"]
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "by name": lambda row: row["numbers"],
+    "as an attribute": lambda row: row.numbers,
+    "as a dict": lambda row: row.as_dict()["numbers"],
+    "as a named tuple": lambda row: row._asdict()["numbers"],
+    "unpacked": lambda row: {**row}["numbers"],
+    "copied": lambda row: copy.copy(row).numbers,
+    "copied whole": lambda row: copy.deepcopy(row).numbers,
+    "pickled": lambda row: pickle.loads(pickle.dumps(row)).numbers,
+    "pickled twice": lambda row: pickle.loads(pickle.dumps(copy.copy(row)))["numbers"],
+    "handed over again": lambda row: handed_over_whole(row).numbers,
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_list_that_was_changed_is_so_in_whichever_way_it_is_read(
+    way: Callable[[Any], Any],
+) -> None:
+    batch = pa.record_batch({EVENT_TIME: [1, 2], "n": [1, 2], "numbers": [[1], [2]]})
+    _, row = rows_of(batch)
+    row.numbers.append(3)
+    taken = handed_over_whole(row)
+    assert (way(row), way(taken)) == ([2, 3], [2, 3])
+    row.numbers.append(4)
+    assert (way(row), way(taken)) == ([2, 3, 4], [2, 3])
+    assert (len(taken), list(taken), "numbers" in taken) == (2, ["n", "numbers"], True)
+    assert taken == pickle.loads(pickle.dumps(taken)) != row
