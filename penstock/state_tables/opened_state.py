@@ -175,7 +175,7 @@ class StateTables:
         self, uid: str, state: str, *, key_groups: range | None = None
     ) -> Iterator[pa.RecordBatch]:
         """The same in batches, read as they are asked for."""
-        wanted = _ALL_KEY_GROUPS if key_groups is None else _checked_range(key_groups)
+        wanted = _ALL_KEY_GROUPS if key_groups is None else checked_range(key_groups)
         for piece in self.pieces(uid, state):
             own = range(
                 max(piece.first_key_group, wanted.start), min(piece.last_key_group + 1, wanted.stop)
@@ -388,7 +388,12 @@ def open_state(path: str | PathLike[str]) -> StateTables:
         raise StateError(str(error)) from error
 
 
-def _checked_range(key_groups: range) -> range:
+def checked_range(key_groups: range) -> range:
+    """A range of key-groups as it was given.
+
+    Raises:
+        StateError: it is none.
+    """
     if not isinstance(key_groups, range) or key_groups.step != 1:
         raise StateError(f"key_groups={key_groups!r} is no range of key-groups: range(0, 64)")
     return key_groups

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 FORMAT: Final = "penstock-state"
-_PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
 _SESSIONS: Final[WeakKeyDictionary[Any, S3Settings]] = WeakKeyDictionary()
 """Those that know the format, and how it reaches S3 for them."""
@@ -48,23 +47,34 @@ def register(spark: SparkSession) -> None:
         _SESSIONS[spark] = settings
 
 
-def read_state(spark: SparkSession, path: str | PathLike[str], uid: str, state: str) -> DataFrame:
+def read_state(
+    spark: SparkSession,
+    path: str | PathLike[str],
+    uid: str,
+    state: str,
+    *,
+    key_groups: range | None = None,
+) -> DataFrame:
     """A state of a checkpoint or savepoint as a DataFrame, with the columns that ``open_state`` gives.
 
     Args:
         path: of a savepoint, of a job's checkpoints (its newest one is meant), or of one ``chk-<n>``; also ``s3://``. Both
             this process and Spark's executors have to see it.
+        key_groups: whose rows are wanted; None = all.
 
     Raises:
-        StateError: there is no such state, or a column has a type that Spark has not.
+        StateError: there is no such state, ``key_groups`` is no range of them, or a column has a type that Spark has not.
     """
+    from penstock.state_tables.opened_state import checked_range
     from penstock.state_tables.state_partitions import asked_state
 
-    asked = asked_state({"path": fspath(path), "uid": uid, "state": state})
+    options = {"uid": uid, "state": state}
+    if key_groups is not None:
+        wanted = checked_range(key_groups)
+        options["key_groups"] = f"{wanted.start}-{wanted.stop - 1}"
+    asked = asked_state({"path": fspath(path), **options})
     register(spark)
-    is_pushed = str(spark.conf.get(_PUSHDOWN, "false")).lower() == "true"
-    reader = spark.read.format(FORMAT).option("uid", uid).option("state", state)
-    return reader.option("filters", str(is_pushed).lower()).load(asked.path)
+    return spark.read.format(FORMAT).options(**options).load(asked.path)
 
 
 def data_source(s3: S3Settings | None = None) -> type[DataSource]:
@@ -80,8 +90,7 @@ def data_source(s3: S3Settings | None = None) -> type[DataSource]:
     from pyspark.sql.types import StructType
 
     needed = _needed({} if s3 is None or s3 == S3Settings() else asdict(s3))
-    plain = _reader_class(needed)
-    filtered = _filtered_reader_class(plain)
+    reader_class = _reader_class(needed)
 
     class StateSource(DataSource):  # type: ignore[misc]
         @classmethod
@@ -94,9 +103,7 @@ def data_source(s3: S3Settings | None = None) -> type[DataSource]:
         def reader(self, schema: StructType) -> DataSourceReader:
             asked = needed().asked_state(self.options, is_known=True)
             asked.check_schema(is_own=schema == StructType.fromJson(asked.spark_json))
-            return (filtered if asked.is_filtered else plain)(
-                asked.path, asked.uid, asked.name, asked.key_group_column
-            )
+            return reader_class(asked.path, asked.uid, asked.name, asked.key_groups)
 
     return StateSource
 
@@ -136,13 +143,13 @@ def _needed(s3: Mapping[str, Any]) -> Callable[[], Any]:
 def _reader_class(needed: Callable[[], Any]) -> Any:
     from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+    # It has no pushFilters: Spark 4 reads what the last query with filters of a DataFrame has wanted in the others as well.
     class StateReader(DataSourceReader):  # type: ignore[misc]
-        def __init__(self, path: str, uid: str, state: str, key_group: str) -> None:
-            self.path, self.uid, self.state, self.key_group = path, uid, state, key_group
-            self.bounds: list[tuple[str, int]] = []
+        def __init__(self, path: str, uid: str, state: str, key_groups: range | None) -> None:
+            self.path, self.uid, self.state, self.key_groups = path, uid, state, key_groups
 
         def partitions(self) -> list[InputPartition]:
-            tasks = needed().partitions_of(self.path, self.uid, self.state, self.bounds)
+            tasks = needed().partitions_of(self.path, self.uid, self.state, self.key_groups)
             return [InputPartition([astuple(part) for part in parts]) for parts in tasks]
 
         def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -153,24 +160,3 @@ def _reader_class(needed: Callable[[], Any]) -> Any:
             return partitions.spark_batches(self.path, self.uid, self.state, parts)
 
     return StateReader
-
-
-def _filtered_reader_class(plain: Any) -> Any:
-    """A reader that is told of filters: Spark takes it only where its option for that is on."""
-    signs = {
-        "EqualTo": "=",
-        "GreaterThan": ">",
-        "GreaterThanOrEqual": ">=",
-        "LessThan": "<",
-        "LessThanOrEqual": "<=",
-    }
-
-    class FilteredStateReader(plain):  # type: ignore[misc]
-        def pushFilters(self, filters: list[Any]) -> Iterator[Any]:  # noqa: N802
-            for one in filters:
-                sign = signs.get(type(one).__name__)
-                if sign and one.attribute == (self.key_group,) and isinstance(one.value, int):
-                    self.bounds.append((sign, one.value))
-                yield one  # Spark looks at the rows as well
-
-    return FilteredStateReader

@@ -8,6 +8,7 @@ cut. A task reads so many parts that it has 32 to 128 MB of files: starting one 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,10 +36,8 @@ HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
 _OF_SPARK: Final = frozenset({"pyspark.worker", "pyspark.sql.worker.utils"})
 """Modules that only its processes have."""
 
-_OPTIONS: Final = frozenset({"path", "uid", "state", "filters"})
-
-Bounds = tuple[str, int]
-"""A comparison with a key-group: one of ``=``, ``<``, ``<=``, ``>``, ``>=``, and the number."""
+_OPTIONS: Final = frozenset({"path", "uid", "state", "key_groups"})
+_KEY_GROUPS: Final = re.compile(r"(-?\d+)-(-?\d+)")
 
 
 def installed_version() -> str:
@@ -85,13 +84,13 @@ def _cause_first() -> Iterator[None]:
 
 @_cause_first()
 def partitions_of(
-    path: str, uid: str, name: str, bounds: Sequence[Bounds] = ()
+    path: str, uid: str, name: str, key_groups: range | None = None
 ) -> list[list[StatePartition]]:
     """The parts of a state, by the task that reads them.
 
     Args:
         path: of the savepoint, or of the one checkpoint.
-        bounds: what the key-groups that are wanted fulfil.
+        key_groups: that are wanted; None = all, and what has no key.
 
     Raises:
         StateError: there is no such state.
@@ -102,11 +101,12 @@ def partitions_of(
     parts = []
     for piece, size_bytes in sizes.items():
         if piece.last_key_group < piece.first_key_group:
-            parts.append(StatePartition(piece.place, 0, -1, 0))
+            if key_groups is None:
+                parts.append(StatePartition(piece.place, 0, -1, 0))
             continue
         ranges = key_group_ranges(piece, size_bytes, limit_bytes)
         for part in ranges:
-            wanted = within_bounds(part, bounds)
+            wanted = part if key_groups is None else _common(part, key_groups)
             if wanted:
                 share = size_bytes // len(ranges)
                 parts.append(StatePartition(piece.place, wanted.start, wanted.stop - 1, share))
@@ -145,20 +145,8 @@ def key_group_ranges(piece: TablePiece, size_bytes: int, limit_bytes: int) -> li
     return [range(starts[index], starts[index + 1]) for index in range(count)]
 
 
-def within_bounds(part: range, bounds: Sequence[Bounds]) -> range:
-    """What a range has in common with comparisons.
-
-    Example: a closed range.
-        >>> within_bounds(range(0, 64), [(">=", 10), ("<", 20)])
-        range(10, 20)
-    """
-    start, stop = part.start, part.stop
-    for sign, value in bounds:
-        if sign in ("=", ">", ">="):
-            start = max(start, value + (sign == ">"))
-        if sign in ("=", "<", "<="):
-            stop = min(stop, value + (sign != "<"))
-    return range(start, max(start, stop))
+def _common(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
 
 
 def open_again(path: str) -> StateTables:
@@ -208,15 +196,14 @@ class AskedState:
         uid, name: of the operator and of the state.
         schema: as Spark is given it.
         key_group_column: "" = there is none.
-        is_filtered: Spark tells of its filters.
+        key_groups: that are wanted; None = all.
     """
 
     path: str
     uid: str
     name: str
     schema: pa.Schema
-    key_group_column: str
-    is_filtered: bool
+    key_groups: range | None
 
     @property
     def spark_json(self) -> Any:
@@ -239,7 +226,7 @@ class AskedState:
 
 @_cause_first()
 def asked_state(options: Mapping[str, str], *, is_known: bool = False) -> AskedState:
-    """What options ask for: ``path``, ``uid``, ``state``, and ``filters``, which is "true" or "false".
+    """What options ask for: ``path``, ``uid``, ``state``, and ``key_groups``, as "0-31", both of which are wanted.
 
     Args:
         is_known: Spark was told of its columns before.
@@ -250,7 +237,7 @@ def asked_state(options: Mapping[str, str], *, is_known: bool = False) -> AskedS
     unknown = sorted(one for one in options if one.lower() not in _OPTIONS)
     if unknown:
         raise StateError(
-            f"penstock-state has no option {', '.join(unknown)}; there are uid, state and filters"
+            f"penstock-state has no option {', '.join(unknown)}; there are uid, state and key_groups"
         )
     missing = [one for one in ("path", "uid", "state") if not options.get(one)]
     if missing:
@@ -258,14 +245,18 @@ def asked_state(options: Mapping[str, str], *, is_known: bool = False) -> AskedS
             f"penstock-state is read without {' and '.join(missing)}: "
             '.option("uid", ...).option("state", ...).load(path)'
         )
-    filters = (options.get("filters") or "false").lower()
-    if filters not in ("true", "false"):
-        raise StateError(
-            f'penstock-state has the option filters={filters!r}: it is "true" or "false"'
-        )
     uid, name = options["uid"], options["state"]
     state = (open_again if is_known else open_state)(options["path"])
     schema = spark_schema(state.schema(uid, name), f"state {name!r} of operator {uid!r}")
-    view = state.views_of(uid).get(name)
-    column = "" if view is None else view.key_group_name
-    return AskedState(state.path, uid, name, schema, column, filters == "true")
+    return AskedState(state.path, uid, name, schema, _asked_key_groups(options.get("key_groups")))
+
+
+def _asked_key_groups(text: str | None) -> range | None:
+    if text is None:
+        return None
+    found = _KEY_GROUPS.fullmatch(text)
+    if found is None:
+        raise StateError(
+            f'penstock-state has the option key_groups={text!r}: it is the first and the last of them, "0-31"'
+        )
+    return range(int(found[1]), int(found[2]) + 1)

@@ -22,7 +22,6 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import EqualTo, IsNotNull, LessThan
 
 import penstock as ps
 from penstock.state_tables.spark_state_client import data_source
@@ -167,33 +166,46 @@ def test_values_of_every_type_come_back_as_they_were(
     assert types[1]["value"] == "timestamp"
 
 
-def test_a_filter_on_key_groups_leaves_the_others_unread(
+def test_filters_on_one_frame_do_not_reach_into_one_another(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     path = unpacked("hashmap-canonical", tmp_path)
-    wanted = ps.open_state(path).read("states", "sums", key_groups=range(30)).num_rows
-    assert 0 < wanted < ps.open_state(path).read("states", "sums").num_rows
-    for is_on in ("false", "true"):
-        spark.conf.set(FILTERS, is_on)
-        try:
-            frame = ps.read_state(spark, path, "states", "sums").where("key_group < 30")
-            assert frame.count() == wanted
-        finally:
-            spark.conf.unset(FILTERS)
+    groups = ps.open_state(path).read("states", "sums")["key_group"].to_pylist()
+    low, high = (sum(group < 30 for group in groups), sum(group >= 100 for group in groups))
+    assert 0 < low < low + high < len(groups)
+    spark.conf.set(FILTERS, "true")
+    try:
+        frame = ps.read_state(spark, path, "states", "sums")
+        first, last = frame.where("key_group < 30"), frame.where("key_group >= 100")
+        assert [one.count() for one in (first, frame)] == [low, len(groups)]
+        assert first.union(last).count() == low + high
+    finally:
+        spark.conf.unset(FILTERS)
 
 
-def test_parts_outside_of_a_filter_are_no_partitions(tmp_path: Path) -> None:
+def test_key_groups_that_are_not_wanted_are_left_unread(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     path = unpacked("hashmap-canonical", tmp_path)
     options = {"path": str(path), "uid": "states", "state": "sums"}
-    for filters in ("true", "false"):
-        source = data_source()({**options, "filters": filters})
+    for more, expected in (({"key_groups": "0-29"}, [(0, 29)]), ({}, [(0, 63), (64, 127)])):
+        source = data_source()({**options, **more})
         reader = source.reader(source.schema())
-        assert ("pushFilters" in vars(type(reader))) == (filters == "true")
-        if filters == "true":
-            given = [LessThan(("key_group",), 30), EqualTo(("k",), 100), IsNotNull(("k",))]
-            assert list(reader.pushFilters(given)) == given
         ranges = [part[1:3] for task in reader.partitions() for part in task.value]
-        assert ranges == ([(0, 29)] if filters == "true" else [(0, 63), (64, 127)])
+        assert ranges == expected
+
+    state = ps.open_state(path)
+    assert state.read("states", "sums", key_groups=range(30)).num_rows
+    for wanted in (range(30), range(60, 70), range(0), range(500, 600)):
+        expected_rows = counted(state.read("states", "sums", key_groups=wanted))
+        found = ps.read_state(spark, path, "states", "sums", key_groups=wanted).toArrow()
+        assert counted(found) == expected_rows
+    with pytest.raises(ps.StateError, match=r"key_groups=3 is no range"):
+        ps.read_state(spark, path, "states", "sums", key_groups=3)  # type: ignore[arg-type]
+    ps.register(spark)
+    reader = spark.read.format("penstock-state").options(**options)
+    with pytest.raises(PySparkException, match="the first and the last of them"):
+        reader.option("key_groups", "3").load()
 
 
 def test_a_checkpoint_that_was_retired_is_told(spark: SparkSession, tmp_path: Path) -> None:

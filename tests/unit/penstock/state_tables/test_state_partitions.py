@@ -16,7 +16,6 @@ from penstock.state_tables.state_partitions import (
     asked_state,
     key_group_ranges,
     tasks_of,
-    within_bounds,
 )
 
 
@@ -43,26 +42,11 @@ def test_every_part_has_one_task() -> None:
     assert tasks_of([], 100) == []
 
 
-def test_comparisons_are_met_exactly() -> None:
-    for bounds in ([], [("<", 5)], [("<=", 5), (">", 2)], [("=", 7)], [("=", 99)], [(">=", 9)]):
-        meets = {
-            "=": int.__eq__,
-            "<": int.__lt__,
-            "<=": int.__le__,
-            ">": int.__gt__,
-            ">=": int.__ge__,
-        }
-        wanted = [g for g in range(2, 10) if all(meets[sign](g, v) for sign, v in bounds)]
-        assert list(within_bounds(range(2, 10), bounds)) == wanted
-
-
 def test_options_that_are_missing_or_unknown_are_named() -> None:
     with pytest.raises(ps.StateError, match="read without state"):
         asked_state({"path": "p", "uid": "u"})
-    with pytest.raises(ps.StateError, match="no option filter, key_groups; there are uid, state"):
-        asked_state({"path": "p", "uid": "u", "state": "s", "filter": "true", "key_groups": "3"})
-    with pytest.raises(ps.StateError, match=r"filters='yes': it is \"true\" or \"false\""):
-        asked_state({"path": "p", "uid": "u", "state": "s", "filters": "yes"})
+    with pytest.raises(ps.StateError, match="no option filter, range; there are uid, state"):
+        asked_state({"path": "p", "uid": "u", "state": "s", "filter": "true", "range": "3"})
 
 
 def test_what_spark_cannot_have_is_named() -> None:
