@@ -183,7 +183,12 @@ def operator_detail(operator: graph_pb2.Operator) -> str:
 
 
 def window_text(window: graph_pb2.WindowSpec) -> str:
-    """A window in one line."""
+    """A window in one line.
+
+    >>> kind = graph_pb2.WINDOW_KIND_TUMBLING
+    >>> window_text(graph_pb2.WindowSpec(kind=kind, size_ms=86_400_000, slide_ms=86_400_000, offset_ms=-3_600_000))
+    'tumbling(86400000 ms, offset -3600000 ms)'
+    """
     name = _WINDOWS[window.kind]
     if window.kind == graph_pb2.WINDOW_KIND_COUNT:
         ttl = f", {window.ttl_ms} ms to live" if window.ttl_ms else ""
@@ -194,6 +199,8 @@ def window_text(window: graph_pb2.WindowSpec) -> str:
         length = f"{window.size_ms} ms, {window.slide_ms} ms"
     else:
         length = f"{window.size_ms} ms"
+    if window.offset_ms:
+        length += f", offset {window.offset_ms} ms"
     time = " in processing time" if window.time == graph_pb2.TIME_DOMAIN_PROCESSING else ""
     late = f", {window.allowed_lateness_ms} ms late" if window.allowed_lateness_ms else ""
     tag = f", later to {window.late_tag!r}" if window.late_tag else ""
