@@ -51,7 +51,7 @@ def compact(directory: str, target_size: str, keep: str, as_json: bool) -> None:
         open_store(whole).first_parts()  # or it is misspelt, and that is said
     target_bytes = size_bytes(target_size)
     if not target_bytes:
-        raise JobRejected("--target-size must be more than nothing")
+        raise click.UsageError("--target-size must be more than nothing")
     now_ms = time.time_ns() // 1_000_000
     plan = Plan(uuid4().hex[:_RUN_DIGITS], now_ms, target_bytes, duration_ms(keep))
     done = run(whole, plan)

@@ -3,7 +3,7 @@
 They come in any order and are written by key-group. What does not fit into the memory that is meant for them lies in
 files meanwhile, a file per state and range of key-groups, and a range is sorted, checked and written at a time.
 
-Invariant: no two rows of a state that are written have the same identity.
+Invariants: no two rows of a state that are written have the same identity; no two sessions of a key touch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from penstock.errors import JobRejected
 from penstock.pb import checkpoint_pb2
-from penstock.rows.column_values import shown_row
+from penstock.rows.column_values import shown_row, shown_value
 from penstock.state_tables.state_view import StateView
+from penstock.state_tables.table_parts import TIME
 from penstock.storage.batch_parts import ANY_NUMBER, in_parts
 from penstock.storage.blobs import Blob
 from penstock.storage.codec import StateError
@@ -197,6 +198,8 @@ class KeyedSpool:
         batches = list(self._read(place, index)) if self._is_spilled else table.waiting
         for rows in _combined(batches):
             self._check_once(rows, table.view)
+            if table.view.kind == "sessions":
+                self._check_apart(rows, table.view)
             namespaces = rows.column(1).to_numpy()
             order = np.argsort(rows.column(0).to_numpy(), kind="stable")
             if (namespaces != namespaces[0]).any():
@@ -228,10 +231,27 @@ class KeyedSpool:
             return
         _, first = np.unique(codes, return_index=True)
         twice = int(np.setdiff1d(np.arange(len(codes)), first)[0])
-        row = shown_row(rows.select(list(identity)), twice)
-        names = dict(zip(_key_columns(identity), view.key_names, strict=False))
-        told = ", ".join(f"{names.get(name, name)}={value!r}" for name, value in row.items())
+        told = _told(rows, twice, identity, view)
         raise StateError(f"{self._where}, state {view.name!r}: {told} is there twice")
+
+    def _check_apart(self, rows: pa.RecordBatch, view: StateView) -> None:
+        """Sessions of a key that touch would have become one."""
+        keys = _key_columns(rows.schema.names)
+        codes = identity_codes(encode_keys([rows.column(name) for name in keys]))
+        starts, ends = rows.column("start").to_numpy(), rows.column("end").to_numpy()
+        order = np.lexsort((starts, codes))
+        before, behind = order[:-1], order[1:]
+        touch = (codes[before] == codes[behind]) & (starts[behind] <= ends[before])
+        if touch.any():
+            place = int(np.argmax(touch))
+            both = " and ".join(
+                f"{_time(rows, 'start', row)} to {_time(rows, 'end', row)}"
+                for row in (int(before[place]), int(behind[place]))
+            )
+            told = _told(rows, int(before[place]), keys, view)
+            raise StateError(
+                f"{self._where}, state {view.name!r}: {told} has sessions that touch, {both}: give them as one"
+            )
 
 
 def _may_repeat(columns: Sequence[pa.Array]) -> bool:
@@ -241,6 +261,17 @@ def _may_repeat(columns: Sequence[pa.Array]) -> bool:
     except JobRejected:
         return True  # of a type that is no key
     return bool((hashes[1:] == hashes[:-1]).any())
+
+
+def _told(rows: pa.RecordBatch, row: int, columns: Sequence[str], view: StateView) -> str:
+    """Some columns of a row, its keys by their own names."""
+    names = dict(zip(_key_columns(columns), view.key_names, strict=False))
+    shown = shown_row(rows.select(list(columns)), row)
+    return ", ".join(f"{names.get(name, name)}={value!r}" for name, value in shown.items())
+
+
+def _time(rows: pa.RecordBatch, column: str, row: int) -> str:
+    return str(shown_value(rows.column(column)[row].cast(TIME)))
 
 
 def _key_columns(identity: Sequence[str]) -> list[str]:

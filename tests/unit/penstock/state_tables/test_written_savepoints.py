@@ -409,6 +409,7 @@ def test_keys_that_python_has_no_value_for_are_told_of(kind: pa.DataType, tmp_pa
 
 NOON = dt.datetime(2020, 1, 1, 12)  # noqa: DTZ001
 DAY = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+HOUR = dt.timedelta(hours=1)
 
 WRONG: list[tuple[Any, str]] = [
     ({"sum": {"slices": []}}, r"no operator of uid 'sum': there are .*'numbers'"),
@@ -446,6 +447,10 @@ WRONG: list[tuple[Any, str]] = [
     ({"states": {"halves": pa.table({"k": [1], "value": [[0.5]], "written_at": [[NOON]]})}}, "with unknown 'written_at'"),
     ({"sums": {"slices": [{"k": 1, "window_start": DAY, "window_end": DAY + dt.timedelta(1, 1), "number": 1, "c": 1}]}}, "'window_end' has .*: they are 86400000 ms long; leave"),
     ({"sessions": {"sessions": [{"k": 1, "window_start": DAY, "window_end": DAY, "number": 1}]}}, "'window_end' has 2020.*, not behind 'window_start', 2020"),
+    (
+        {"sessions": {"sessions": [{"k": k, "window_start": DAY + n * HOUR, "window_end": DAY + (n + length) * HOUR, "number": 1} for k, n, length in [(1, 5, 1), (2, 1, 9), (3, 3, 2), (2, 0, 1)]]}},
+        "'sessions': k=2 has sessions that touch, 2020-01-01 00:00.* to 2020-01-01 01:00.* and 2020-01-01 01:00.* to 2020-01-01 10:00.*: give them as one",
+    ),
     (
         {"sums": {"slices": pa.table({"k": [1], "window_start": [pa.scalar(2**62 + 1, pa.timestamp("ms", "UTC"))], "number": [1], "c": [1]})}},
         "'window_start' has .*, where none begins",
