@@ -156,6 +156,7 @@ class HarnessRunner:
             clock=self.clock,
             exchange=cast("DataExchange", self._exchange),
             executor=_AtOnce(),
+            background_executor=_AtOnce(),
             snapshot_executor=_AtOnce(),
             memory=ManagedMemory(config.taskmanager_memory_managed_bytes),
             work_directory=self._directory,

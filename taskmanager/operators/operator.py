@@ -56,9 +56,11 @@ class OperatorContext:
         call_after: asks for a call of ``on_pause_over`` when so many milliseconds have passed, however the wall clock is
             set meanwhile, for what the operator times by itself; likewise.
         wake: thread-safe; the subtask may be able to go on (data arrived, a sink has room).
-        run_in_background: runs the first function on an I/O thread and hands its result, or what it
-            raised, to the second on the mailbox thread.
+        run_in_background: runs the first function, which may block for as long as it likes, on another thread and hands
+            its result to the second on the mailbox thread; what it raises fails the task.
+        post: thread-safe; runs a function on the mailbox thread, while the operator is open.
         submit: runs a function on an I/O thread, without a word to the mailbox thread.
+        submit_apart: likewise, one that may block for as long as it likes.
         send_results: ships a chunk of a collect sink to the JobManager; answered by ``ResultsTaken``.
         artifact_paths: artifact id -> local file.
         origins: where the rows being processed come from (a split of the source, or a channel), and
@@ -99,7 +101,9 @@ class OperatorContext:
     restored_checkpoint_id: int = 0
     takes_checkpoints: bool = False
     is_speculative: bool = False
+    post: Callable[[Callable[[], None]], object] = run_at_once
     submit: Callable[[Callable[[], Any]], Future[Any]] = run_at_once
+    submit_apart: Callable[[Callable[[], Any]], Future[Any]] = run_at_once
     spark: SparkDriverRunner | None = None
     in_place: Mapping[int, Sequence[PartitionInPlace]] = field(default_factory=dict)
     work_directory: Path | None = None

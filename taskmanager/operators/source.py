@@ -36,6 +36,7 @@ from penstock.rows.schema import schema_from_bytes
 from taskmanager.connectors.factory import build_source
 from taskmanager.operators.done_names import DoneNames
 from taskmanager.operators.operator import NOTHING, OperatorContext
+from taskmanager.operators.silences import SILENT_MS, Silences
 from taskmanager.operators.source_contract import (
     checked_milliseconds,
     checked_position,
@@ -51,6 +52,7 @@ BAD_RECORD_SCHEMA = pa.schema(
 )
 """Rows of a source's side output for bad records."""
 
+_LISTING = "its listing"
 _ASKED_AGAIN_MS = 100
 """A reader that has nothing, and says neither when nor calls ``wake``."""
 _NOT_WOKEN_MS = 1_000
@@ -88,6 +90,7 @@ class SourceOperator:
         self._dry: set[str] = set()
         """Splits of which the last read brought nothing."""
         self._has_news = False
+        self._silences = Silences()
         self._asked_again_ms = 0
         """How long after a None a reader that does not say when is asked again; 0 = when it is woken only."""
 
@@ -121,8 +124,8 @@ class SourceOperator:
             artifact_paths=context.artifact_paths,
             event_time_column=self._event_time_column,
             batch_rows=context.config.batch_rows,
-            submit=context.submit,
-            post=lambda action: context.run_in_background(lambda: None, lambda _: action()),
+            submit=context.submit_apart if self._spec.source.HasField("custom") else context.submit,
+            post=context.post,
             takes_checkpoints=context.takes_checkpoints,
         )
         self._name = type(self._source).__name__
@@ -167,12 +170,14 @@ class SourceOperator:
 
     def _discover(self) -> None:
         self._lists_again_at = None
+        self._await(_LISTING)
         self._context.run_in_background(lambda: self._guard(self._list), self._on_discovered)
 
     def _list(self) -> Sequence[Split]:
         return checked_splits(self._name, self._source.discover(self._discovery_context))
 
     def _on_discovered(self, splits: Sequence[Split]) -> None:
+        self._silences.end(_LISTING)
         interval_ms = self._guard(
             lambda: checked_milliseconds(
                 f"{self._name}.discovery_interval_ms", self._source.discovery_interval_ms()
@@ -195,10 +200,17 @@ class SourceOperator:
             self._context.call_after(interval_ms)
 
     def on_pause_over(self) -> None:
-        """Lists again where it is time to; paced readers are asked again by ``poll``."""
+        """Lists again where it is time to, and says what does not come; paced readers are asked again by ``poll``."""
+        now = steady_ms(self._context.clock)
+        for what in self._silences.due(now):
+            if what == _LISTING or self._is_being_read(what):
+                reason = f"nothing has come of it for {SILENT_MS // 1000} s: does its storage hang, or a function?"
+                _log.warning("source.silent", operator=self._spec.name, what=what, reason=reason)
+        if (silent_in_ms := self._silences.left_ms(now)) is not None:
+            self._context.call_after(silent_in_ms)
         if self._lists_again_at is None:
             return
-        left_ms = self._lists_again_at - steady_ms(self._context.clock)
+        left_ms = self._lists_again_at - now
         if left_ms <= 0:
             self._discover()
         else:
@@ -218,6 +230,15 @@ class SourceOperator:
         origins.all_known = origins.all_known or command.final
         self._has_news = True
         self._context.wake()
+
+    def _await(self, what: str) -> None:
+        """What is silent for too long is told of: once, until it has come."""
+        if self._silences.begin(what, steady_ms(self._context.clock)):
+            self._context.call_after(SILENT_MS)
+
+    def _is_being_read(self, split_id: str) -> bool:
+        """Whether rows are on their way still: those that have come wait where there is no room for them."""
+        return any(split.id == split_id and reader.is_reading() for split, reader in self._reading)
 
     @property
     def is_finished(self) -> bool:
@@ -253,6 +274,8 @@ class SourceOperator:
         read = self._guard(lambda: reader.read(self._context.config.batch_rows))
         bad = self._take_bad_records()
         self._dry.discard(split.id)
+        if read is not None:
+            self._silences.end(split.id)
         if read is END:
             self._guard(reader.close)
             self._reading.pop()  # it was put last
@@ -261,7 +284,10 @@ class SourceOperator:
             self._done.append(split.id)
             return (*bad, OriginEnded(split.id))
         if read is None:
-            if not reader.is_reading():
+            if reader.is_reading():
+                self._await(split.id)
+            else:
+                self._silences.end(split.id)
                 self._dry.add(split.id)
             pause_ms = self._asked_again_ms
             next_at_ms = self._guard(lambda: _next_read_at_ms(reader))

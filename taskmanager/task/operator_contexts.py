@@ -144,18 +144,6 @@ class OperatorContexts:
         services, vertex = self._services, self._deployment.vertex
         attempt = self._deployment.attempt
 
-        def run_in_background(call: Callable[[], Any], on_done: Callable[[Any], None]) -> None:
-            def work() -> None:
-                try:
-                    result = call()
-                except BaseException as error:  # noqa: BLE001 - handed to the task's boundary
-                    failure = error
-                    execution.fail_later(failure)
-                else:
-                    services.post(lambda: execution.run(lambda: on_done(result)))
-
-            services.executor.submit(work)
-
         def send_results(collect_id: str, chunk: client_pb2.ResultChunk) -> None:
             results = internal_pb2.SlotResults(attempt=attempt, collect_id=collect_id, chunk=chunk)
             services.report(internal_pb2.SlotReport(results=results))
@@ -181,8 +169,10 @@ class OperatorContexts:
             register_timer=partial(self._register_timer, node),
             call_after=partial(self._call_after, node),
             wake=self._wake,
-            run_in_background=run_in_background,
+            run_in_background=partial(self._run_in_background, execution),
+            post=partial(self._post, execution),
             submit=services.executor.submit,
+            submit_apart=services.background_executor.submit,
             send_results=send_results,
             origins=self._origins,
             artifact_paths=services.artifact_paths,
@@ -195,6 +185,23 @@ class OperatorContexts:
             / "operators"
             / f"{attempt.vertex}-{attempt.subtask_index}-{attempt.attempt}-{node}",
         )
+
+    def _post(self, execution: Execution, work: Callable[[], None]) -> None:
+        self._services.post(lambda: execution.run(work))
+
+    def _run_in_background(
+        self, execution: Execution, call: Callable[[], Any], on_done: Callable[[Any], None]
+    ) -> None:
+        def work() -> None:
+            try:
+                result = call()
+            except BaseException as error:  # noqa: BLE001 - handed to the task's boundary
+                failure = error
+                execution.fail_later(failure)
+            else:
+                self._post(execution, lambda: on_done(result))
+
+        self._services.background_executor.submit(work)
 
     def _wake(self) -> None:
         """Asks for a step, from any thread; one request is under way at most."""

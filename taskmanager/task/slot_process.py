@@ -1,9 +1,8 @@
 """Entry point of a slot process: puts the parts of a slot together and runs its mailbox.
 
 Forked by the forkserver, so everything imported here is loaded once for all slots. Threads: the
-mailbox (this one), the data exchange's I/O thread, the control channel's, at most
-``_IO_THREADS_MAX`` for listing files, kept partitions and the like, ``_SNAPSHOT_THREADS_MAX`` that write snapshots, and
-with Spark stages the one that watches their driver.
+mailbox (this one), the data exchange's I/O thread, the control channel's, those of ``_Threads``, and with Spark stages
+the one that watches their driver.
 """
 
 from __future__ import annotations
@@ -40,9 +39,30 @@ from taskmanager.task.slot_runtime import SlotRuntime
 from taskmanager.task.slot_services import SlotServices
 from taskmanager.user_code.user_output import AttemptOutput, capture, open_log
 
-_IO_THREADS_MAX = 2
-_SNAPSHOT_THREADS_MAX = 2
 _GRACE_S = 2.0
+
+
+class _Threads:
+    """Those of a slot that work for its mailbox.
+
+    Attributes:
+        io: read ahead of sources.
+        background: for what may hang by itself without holding up others: listings, users' own sources, what is placed for
+            Spark.
+        spill: write and read what exchanges keep.
+        snapshots: write snapshots and read them again.
+    """
+
+    def __init__(self) -> None:
+        self.io = ThreadPoolExecutor(2, "slot-io")
+        self.background = ThreadPoolExecutor(16, "slot-background")
+        self.spill = ThreadPoolExecutor(2, "slot-spill")
+        self.snapshots = ThreadPoolExecutor(2, "slot-snapshot")
+
+    def close(self) -> None:
+        """Gives up what waits for them; what runs ends with the process."""
+        for each in (self.io, self.background, self.spill, self.snapshots):
+            each.shutdown(wait=False, cancel_futures=True)
 
 
 def run(connection: socket.socket) -> None:
@@ -53,7 +73,7 @@ def run(connection: socket.socket) -> None:
     output = capture()
     clock, mailbox = SystemClock(), Mailbox()
     config = _set_up(configuration)
-    executor = ThreadPoolExecutor(_IO_THREADS_MAX, thread_name_prefix="slot-io")
+    threads = _Threads()
     runtime: SlotRuntime
 
     def peer_unreachable(peer: internal_pb2.DataEndpoint, reason: str) -> None:
@@ -67,9 +87,8 @@ def run(connection: socket.socket) -> None:
         SocketTransport(),
         gateway=Gateway.of(configuration),
         on_unreachable=peer_unreachable,
-        spill=_spill(config, configuration, executor, mailbox),
+        spill=_spill(config, configuration, threads.spill, mailbox),
     )
-    snapshot_executor = ThreadPoolExecutor(_SNAPSHOT_THREADS_MAX, "slot-snapshot")
     channel = ControlChannel(
         connection,
         lambda command: mailbox.post(lambda: runtime.handle(command)),
@@ -80,8 +99,9 @@ def run(connection: socket.socket) -> None:
         config=config,
         clock=clock,
         exchange=exchange,
-        executor=executor,
-        snapshot_executor=snapshot_executor,
+        executor=threads.io,
+        background_executor=threads.background,
+        snapshot_executor=threads.snapshots,
         memory=ManagedMemory(config.taskmanager_memory_managed_bytes),
         work_directory=Path(configuration.work_directory),
         post=mailbox.post,
@@ -102,8 +122,7 @@ def run(connection: socket.socket) -> None:
         exchange.close()
         spark.close()
         channel.close(_GRACE_S)
-        executor.shutdown(wait=False, cancel_futures=True)
-        snapshot_executor.shutdown(wait=False, cancel_futures=True)
+        threads.close()
 
 
 def _set_up(configuration: internal_pb2.SlotConfiguration) -> Configuration:

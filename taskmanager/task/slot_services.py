@@ -24,7 +24,8 @@ class SlotServices:
 
     Attributes:
         post: adds mail; any thread.
-        executor: the slot's I/O threads.
+        executor: the slot's I/O threads, which read ahead of sources.
+        background_executor: more threads, for what may hang.
         snapshot_executor: threads that write snapshots and read them again, apart from those that others
             wait for.
         memory: what the states of the slot may take together.
@@ -40,6 +41,7 @@ class SlotServices:
     clock: Clock
     exchange: DataExchange
     executor: Executor
+    background_executor: Executor
     snapshot_executor: Executor
     memory: ManagedMemory
     work_directory: Path

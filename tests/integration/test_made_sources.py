@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from typing_extensions import override
 
@@ -307,3 +309,44 @@ def test_encoded_columns_come_as_plain_ones(env: ps.Environment) -> None:
         ("b", "b"): 1,
         (None, None): 1,
     }
+
+
+class ListsNever(ps.Source):
+    """Its ``discover`` waits until somebody opens a named pipe for writing."""
+
+    schema = pa.schema([("a", pa.int64())])
+
+    def __init__(self, pipe: str) -> None:
+        self.pipe = pipe
+
+    @override
+    def discover(self, ctx: ps.SourceContext) -> list[ps.Split]:
+        with Path(self.pipe).open("rb"):
+            return []
+
+    @override
+    def open(self, split: ps.Split, position: bytes | None) -> ps.Reader:
+        raise AssertionError(split)
+
+
+def test_sources_that_cannot_be_listed_hold_up_no_other(
+    new_env: NewEnvironment, tmp_path: Path
+) -> None:
+    """Two threads of a slot were for listing, for reading ahead and for exchanges that keep their rows."""
+    pipes = [tmp_path / f"pipe-{number}" for number in range(3)]
+    env = new_env(parallelism=1)
+    for pipe in pipes:
+        os.mkfifo(pipe)
+        env.source(ListsNever(str(pipe))).discard()
+    pq.write_table(to_table(BIDS), tmp_path / "bids.parquet")
+    env.read_parquet(str(tmp_path / "bids.parquet")).key_by("auction").aggregate(
+        n=ps.count()
+    ).discard()
+    handle = env.submit("held up")
+    await_details(
+        handle, lambda metrics, _state: metrics["totals"]["records_in"] == len(to_table(BIDS))
+    )
+    for pipe in pipes:
+        with pipe.open("wb"):
+            pass
+    handle.wait(DEADLINE_S)

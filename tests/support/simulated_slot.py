@@ -160,6 +160,7 @@ class SimulatedSlot:
             clock=host.loop,
             exchange=self._exchange,
             executor=self._io,
+            background_executor=self._io,
             snapshot_executor=self._snapshots,
             memory=ManagedMemory(config.taskmanager_memory_managed_bytes),
             work_directory=Path(configuration.work_directory),

@@ -59,6 +59,7 @@ def services_of(exchange: object) -> SlotServices:
         clock=ManualClock(0),
         exchange=exchange,
         executor=AtOnce(),
+        background_executor=AtOnce(),
         snapshot_executor=AtOnce(),
         memory=ManagedMemory(1 << 20),
         work_directory=Path("/nonexistent"),
