@@ -252,7 +252,7 @@ def _exact(values: Sequence[object], field: pa.Field) -> Sequence[object]:
         suspects = kinds - _INT
     elif pt.is_floating(kind):
         suspects = kinds & _BOOL
-        if int in kinds:
+        if int in kinds and not _are_small(values, kinds, kind):
             pairs = enumerate(values)
             values = [_as_float(v, field, i) if type(v) is int else v for i, v in pairs]
     elif pt.is_temporal(kind):
@@ -270,9 +270,18 @@ def _exact(values: Sequence[object], field: pa.Field) -> Sequence[object]:
     return values
 
 
+def _are_small(values: Sequence[Any], kinds: set[type], kind: pa.DataType) -> bool:
+    """Whether each integer among numbers is a float of this type, whatever its digits."""
+    if kinds - _NUMBERS:
+        return False
+    given = list(filter(None, values))
+    bound = _EVERY_INTEGER[kind]
+    return not given or (min(given) >= -bound and max(given) <= bound)
+
+
 def _as_float(value: int, field: pa.Field, index: int) -> int | float:
     """An integer as the float that it is equal to: Arrow takes small ones only, and for float16 the nearest."""
-    if -_ALWAYS_FLOATS <= value <= _ALWAYS_FLOATS:
+    if abs(value) <= _EVERY_INTEGER[field.type]:
         return value
     try:
         number = float(value)
@@ -297,8 +306,9 @@ def _check_times(values: Sequence[object], field: pa.Field) -> None:
             raise _mismatch(value, field, index)
 
 
-_ALWAYS_FLOATS = 2**11
-"""Up to here every integer is a float of each type."""
+_EVERY_INTEGER = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
+"""Up to which size each integer is a float of the type."""
+_NUMBERS = {int, float}
 _NONE = {type(None)}
 _INT = {int}
 _BOOL = {bool, np.bool_}
