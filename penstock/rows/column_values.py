@@ -180,11 +180,13 @@ def shown_row(batch: pa.RecordBatch, index: int) -> dict[str, object]:
 
 def shown_value(value: pa.Scalar) -> object:
     """A value as a person reads it, also one that Python does not have."""
-    if pt.is_timestamp(value.type):
+    if pt.is_timestamp(value.type) or value.type == pa.time64("ns"):
         return pc.cast(value, pa.string()).as_py()
     try:
         return value.as_py()
     except (ValueError, OverflowError):  # times that Python's datetime cannot hold
+        if pt.is_date(value.type):
+            return pc.cast(value, pa.string()).as_py()
         return f"<{value.type}>"
 
 

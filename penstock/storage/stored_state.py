@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from penstock.errors import JobRejected
 from penstock.pb import checkpoint_pb2
+from penstock.rows.column_values import shown_value
 from penstock.storage.blobs import SnapshotReader, list_items
 from penstock.storage.codec import StateCodec
 from penstock.storage.entries.file_names import BACKEND
@@ -250,4 +251,11 @@ def _shown_values(state: StoredKeyedState, name: str, column: pa.Array) -> Itera
 
 
 def _objects(values: pa.Array | list[Any]) -> list[object]:
-    return values if isinstance(values, list) else list(values.to_pylist())
+    if isinstance(values, list):
+        return values
+    try:
+        if values.type != pa.time64("ns"):  # of which Python has the microseconds only
+            return list(values.to_pylist())
+    except (ValueError, OverflowError):  # times that Python has not
+        pass
+    return [shown_value(value) for value in values]

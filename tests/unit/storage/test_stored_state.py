@@ -48,6 +48,9 @@ class Anything(ps.KeyedProcessFunction):
     """Keeps plain Python values."""
 
     held = ps.ValueState("held")
+    day = ps.ValueState("day", pa.date32())
+    at = ps.ValueState("at", pa.timestamp("s"))
+    clock = ps.ValueState("clock", pa.time64("ns"))
 
     def process(self, row: Any, ctx: Any, out: Any) -> None:
         """Nothing."""
@@ -70,6 +73,28 @@ def test_what_json_does_not_know_is_shown_as_text(tmp_path: Path) -> None:
     assert {row["key_0"]: row["value"] for row in rows} == {
         k: shown for k, (_, shown) in held.items()
     }
+
+
+def test_times_that_python_has_not_are_shown(tmp_path: Path) -> None:
+    env = ps.Environment()
+    keyed = env.from_rows([{"k": "a"}]).key_by("k")
+    keyed.process(Anything(), schema={"n": "int64"}).uid("anything").discard()
+    states = {
+        "day": pa.array([10**8, 0], pa.int32()).cast(pa.date32()),
+        "at": pa.array([10**14, 0], pa.timestamp("s")),
+        "clock": pa.array([1, 0], pa.time64("ns")),
+    }
+    path = str(tmp_path / "savepoint")
+    tables = {name: pa.table({"k": ["a", "b"], "value": held}) for name, held in states.items()}
+    ps.write_savepoint(path, {"anything": tables}, job=env)
+    shown = {
+        name: {row["key_0"]: row["value"] for row in told(path, "anything", name)["rows"]}
+        for name in states
+    }
+    assert shown["day"] == {"a": "<value out of range: 100000000>", "b": "1970-01-01"}
+    assert "100000000000000" in shown["at"]["a"]
+    assert shown["at"]["b"] == "1970-01-01 00:00:00"
+    assert shown["clock"] == {"a": "00:00:00.000000001", "b": "00:00:00.000000000"}
 
 
 def test_a_damaged_file_is_said(tmp_path: Path) -> None:
