@@ -1,6 +1,6 @@
 """Tells the next JobManager what has become of a job: failures, restarts, checkpoints.
 
-Nobody waits for it. What failed is noted at once, all else a second later at the earliest, together with whatever has
+Nobody waits for it, nor for storage that hangs. What failed is noted at once, all else a second later at the earliest, together with whatever has
 come until then; what is noted of the job meanwhile for other reasons takes it along. What an earlier JobManager has
 left stays as it is until it is known what of the job goes on.
 """
@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import structlog
 
 from common.outage_log import OutageLog
 from common.pb import job_record_pb2
+from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
 from jobmanager.job.checkpoint_gauges import CheckpointGauges
 from jobmanager.job.job_history import JobHistory
 from jobmanager.job.job_master import JobMaster
@@ -25,6 +27,7 @@ from penstock.errors import StreamError
 _LANE: Final = "history"
 _PAUSE_S: Final = 1.0
 _LAST_TIMEOUT_S: Final = 1.0
+_CALL_TIMEOUT_MS: Final = 20_000
 
 
 class HistoryRunner:
@@ -57,6 +60,7 @@ class HistoryRunner:
         """When all of it ran for the first time; 0 = it has not."""
         self._jobs = jobs
         self._in_order = in_order
+        self._calls = StoreCallsRunner(f"job {job_id}", _CALL_TIMEOUT_MS, lambda: None)
         self._seen = self._changes()
         self._timer: asyncio.TimerHandle | None = None
         self._is_noting = False
@@ -95,13 +99,17 @@ class HistoryRunner:
         try:
             if jobs is not None and changes:
                 self._seen = changes
-                await asyncio.to_thread(jobs.note_history, self._job_id, self.encoded())
+                await self._write(jobs)
                 self._notes.worked()
         except StreamError as error:
             self._seen = ()  # what comes next tells it all
             self._notes.failed(reason=str(error))
         self._is_noting = False
         self.note()
+
+    async def _write(self, jobs: JobStore) -> None:
+        write = partial(jobs.note_history, self._job_id, self.encoded())
+        await self._calls.run("note the history", write)
 
     async def leave(self) -> None:
         """This JobManager is about to end, and leaves the job to the next one."""
@@ -111,7 +119,7 @@ class HistoryRunner:
             return
         try:
             async with asyncio.timeout(_LAST_TIMEOUT_S):
-                await asyncio.to_thread(jobs.note_history, self._job_id, self.encoded())
+                await self._write(jobs)
         except (StreamError, TimeoutError) as error:
             self._log.warning("history.not_noted", reason=str(error))
 

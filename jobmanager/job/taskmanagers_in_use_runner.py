@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final
 
 import structlog
 
+from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.job_store import JobStore
 from penstock.errors import StoreTransient, StreamError
@@ -20,6 +22,7 @@ from penstock.errors import StoreTransient, StreamError
 _LANE: Final = "taskmanagers in use"
 _PATIENCE_S: Final = 2.0
 _PATIENCE_WHERE_NEEDED_S: Final = 30.0
+_CALL_TIMEOUT_MS: Final = 30_000
 
 
 class TaskManagersInUseRunner:
@@ -45,6 +48,7 @@ class TaskManagersInUseRunner:
         self._cluster = cluster
         self._jobs = jobs
         self._in_order = in_order
+        self._calls = StoreCallsRunner(f"job {job_id}", _CALL_TIMEOUT_MS, lambda: None)
         self._under_way = 0
         self._begun_at_s = 0.0
         self._why_not = ""
@@ -65,7 +69,8 @@ class TaskManagersInUseRunner:
 
         async def note() -> None:
             try:
-                await asyncio.to_thread(jobs.note_taskmanagers, self._job_id, addresses)
+                write = partial(jobs.note_taskmanagers, self._job_id, addresses)
+                await self._calls.run("note the TaskManagers", write)
                 self._why_not = ""
             except StreamError as error:
                 self._noted, self._why_not = frozenset(), str(error)

@@ -3,6 +3,9 @@
 ZooKeeper proposes (``zookeeper_runner.py``), LEADER in the storage disposes (``leader_store.py``): who is elected
 and cannot swap LEADER leads nothing. A leader looks at LEADER again and again. When its session is over, or LEADER is
 another's, the process ends at once and without a word to anybody: whatever it believed may be wrong.
+
+Storage may hang. A call that is given up on may come yet; invariant: none that was given up on takes LEADER over once
+a later one has.
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NoReturn
 
 import structlog
 
 from common.clock import Clock
 from common.outage_log import OutageLog
+from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
 from jobmanager.leadership.election import (
     Elected,
     ElectionEvent,
@@ -34,6 +39,8 @@ from penstock.errors import StreamError
 from penstock.storage.swapped_object import NewerLeader
 
 _PAUSE_S: Final = 1.0
+_CALL_TIMEOUT_MS: Final = 20_000
+_LAST_LOOK_S: Final = 5.0
 
 
 class LeadershipRunner:
@@ -65,8 +72,11 @@ class LeadershipRunner:
         self.standby = StandbyRunner(address)
         self.is_leading = False
         self.numbers = LeadershipNumbers(ZookeeperState.CONNECTING)
-        self._ending = threading.RLock()
-        self._is_deposed = False
+        self._calls = StoreCallsRunner("the leader", _CALL_TIMEOUT_MS, lambda: None)
+        self._claiming = threading.Lock()
+        self._claims = 0
+        self._ending = threading.Lock()
+        self._last_look: threading.Thread | None = None
         self._elected = asyncio.Event()
         self._election = ZookeeperRunner(config, address, self._heard)
         self._log = structlog.get_logger(__name__)
@@ -96,19 +106,29 @@ class LeadershipRunner:
 
         Other threads that hear of it meanwhile wait for the end, so that nobody is answered.
         """
+        if threading.current_thread() is self._last_look:
+            return
         with self._ending:
-            if self._is_deposed:  # these are looks of its own
-                return
-            self._is_deposed = True
-            reason = str(error)
+            if self._last_look is None:
+                self._end(self._why_over(error))
+
+    def _why_over(self, error: NewerLeader) -> str:
+        """Looks once more, for a short time only, and names who leads where that is to be seen."""
+        reasons = [str(error)]
+
+        def look() -> None:
             try:
                 self._store.verify()
                 self._store.take_over(error.epoch)
-            except NewerLeader as newer:  # which names who leads
-                reason = str(newer)
+            except NewerLeader as newer:
+                reasons.append(str(newer))
             except StreamError:
                 pass
-            self._end(reason)
+
+        self._last_look = threading.Thread(target=look, name="last-look", daemon=True)
+        self._last_look.start()
+        self._last_look.join(_LAST_LOOK_S)
+        return reasons[-1]
 
     async def lead(self) -> None:
         """Waits until this JobManager leads: it is elected, and has written LEADER."""
@@ -143,7 +163,9 @@ class LeadershipRunner:
         while True:
             leader = self.standby.leader
             try:
-                await asyncio.to_thread(self._store.take_over, leader.epoch if leader else 0)
+                self._claims += 1
+                claim = partial(self._claim, self._claims, leader.epoch if leader else 0)
+                await self._calls.run("take over", claim)
             except StreamError as error:
                 outage.failed(type(error).__name__, retry_s=_PAUSE_S, reason=str(error))
                 await asyncio.sleep(_PAUSE_S)
@@ -153,6 +175,12 @@ class LeadershipRunner:
                 self._log.info("leader.elected", leader_epoch=self._store.epoch)
                 self._warn_of_another_election()
                 return
+
+    def _claim(self, number: int, epoch_min: int) -> None:
+        """Takes LEADER over, if nobody has given this call up; waits for those before it."""
+        with self._claiming:
+            if number == self._claims:
+                self._store.take_over(epoch_min)
 
     def _warn_of_another_election(self) -> None:
         before = self._store.followed
@@ -166,12 +194,16 @@ class LeadershipRunner:
 
     async def keep(self) -> None:
         """Says who leads, and looks at LEADER every ``heartbeat.interval``, until it is cancelled."""
-        await self._election.say(self._store.epoch)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._election.say(self._store.epoch))
+            tasks.create_task(self._look_again_and_again())
+
+    async def _look_again_and_again(self) -> None:
         looks = OutageLog(self._log, "leader.unreadable", "leader.readable_again", "error")
         while True:
             await asyncio.sleep(self._config.heartbeat_interval_ms / 1000)
             try:
-                await asyncio.to_thread(self._store.verify)
+                await self._calls.run("look", self._store.verify)
             except StreamError as error:  # but for NewerLeader, which ends the process
                 # It may come back; whatever cannot be undone needs a swap there, and waits.
                 looks.failed(reason=str(error))

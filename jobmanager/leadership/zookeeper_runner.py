@@ -11,6 +11,7 @@ import contextlib
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -67,6 +68,8 @@ class ZookeeperRunner:
         self._client = KazooClient(**_options(config))
         self._session_s = config.high_availability_zookeeper_client_session_timeout_ms / 1000
         self._forgetting: asyncio.TimerHandle | None = None
+        # One each: for what is said, for what is removed, and for leaving.
+        self._threads = ThreadPoolExecutor(3, "zookeeper")
         self._token = uuid.uuid4().hex
         self._node = ""
         self._is_watching = False
@@ -101,14 +104,23 @@ class ZookeeperRunner:
             self._client.last_zxid = 0
 
     async def say(self, epoch: int) -> None:
-        """Says that this JobManager leads, however long that takes."""
-        leader = LeaderNode(self._address, epoch, self._node)
-        await asyncio.to_thread(self._write_leader, encode_leader(leader))
+        """Says that this JobManager leads, however long that takes: the servers may be away, or refuse it for a while."""
+        leader = encode_leader(LeaderNode(self._address, epoch, self._node))
+        while not self._is_over:
+            try:
+                await self._run(self._write_leader, leader)
+            except (KazooException, KazooTimeoutError) as error:
+                if not self._is_over:
+                    self._refused(error, "nobody is told that this JobManager leads")
+                    await asyncio.sleep(_REFUSED_PAUSE_S)
+            else:
+                self._refusals.worked()
+                return
 
     async def remove(self, leader: LeaderNode) -> None:
         """Takes the node of a leader out of the election that is dead for sure."""
-        with contextlib.suppress(KazooException):
-            await asyncio.to_thread(self._delete, leader.node)
+        with contextlib.suppress(KazooException, KazooTimeoutError):
+            await self._run(self._delete, leader.node)
 
     async def stop(self) -> None:
         """Leaves the election; once is enough."""
@@ -119,7 +131,20 @@ class ZookeeperRunner:
         self._changed.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_TIMEOUT_S):
-                await asyncio.to_thread(self._leave)
+                await self._run(self._leave)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _run(self, work: Callable[..., None], *arguments: object) -> None:
+        """Calls that last as long as an outage hold up nobody else."""
+        await self._loop.run_in_executor(self._threads, work, *arguments)
+
+    def _refused(self, error: Exception, what: str) -> None:
+        self._refusals.failed(
+            type(error).__name__,
+            retry_s=_REFUSED_PAUSE_S,
+            reason=f"ZooKeeper refuses {self._base} ({type(error).__name__}): {what}; check that "
+            "high-availability.zookeeper.client.auth and .credentials-file are those of the others",
+        )
 
     # ------------------------------------------------------------ on threads of kazoo and of this
 
@@ -155,13 +180,7 @@ class ZookeeperRunner:
                 if not self._is_over:
                     raise
             except KazooException as error:
-                self._refusals.failed(
-                    type(error).__name__,
-                    retry_s=_REFUSED_PAUSE_S,
-                    reason=f"ZooKeeper refuses {self._base} ({type(error).__name__}): this JobManager stands by and cannot "
-                    "lead; check that high-availability.zookeeper.client.auth and .credentials-file are those of "
-                    "the others",
-                )
+                self._refused(error, "this JobManager stands by and cannot lead")
                 self._changed.clear()
                 if not self._is_over:
                     self._changed.wait(_REFUSED_PAUSE_S)

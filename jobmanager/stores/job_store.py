@@ -41,6 +41,8 @@ RECORD_NAME: Final = "record"
 
 _CLAIM_ATTEMPTS: Final = 16
 
+_Note = Callable[[job_record_pb2.StoredJob], None]
+
 
 class JobStore:
     """The records of a cluster's jobs, written by the JobManager that leads it.
@@ -287,7 +289,8 @@ class JobStore:
         self._record(job_id).change(note)
 
     def note_taskmanagers(self, job_id: str, addresses: Mapping[str, str]) -> None:
-        """Which TaskManagers run the job's attempts, and where they are called.
+        """Which TaskManagers run the job's attempts, and where they are called; of calls that wait for each other the newest
+        counts.
 
         Raises: as ``reserve_attempts``.
         """
@@ -296,7 +299,7 @@ class JobStore:
             record.taskmanagers.clear()
             record.taskmanagers.update(addresses)
 
-        self._record(job_id).change(note)
+        self._record(job_id).change_to_newest("taskmanagers", note)
 
     def note_cancellation(self, job_id: str) -> None:
         """The job is not to be run again, however this JobManager ends.
@@ -321,18 +324,16 @@ class JobStore:
         self._record(job_id).change(note)
 
     def note_history(self, job_id: str, history: job_record_pb2.StoredHistory) -> None:
-        """What has become of the job so far; whatever is noted meanwhile takes it along, in one swap.
+        """What has become of the job so far; of calls that wait for each other the newest counts.
 
         Raises: as ``reserve_attempts``.
         """
 
         def note(record: job_record_pb2.StoredJob) -> None:
             if not record.HasField("end"):
-                record.history.CopyFrom(history)  # whoever was to take it along may have failed
+                record.history.CopyFrom(history)
 
-        record = self._record(job_id)
-        record.history = history
-        record.change(note)
+        self._record(job_id).change_to_newest("history", note)
 
     def note_end(
         self,
@@ -388,6 +389,10 @@ def _unreadable(job_id: str, error: StreamError) -> StoredJob:
     return StoredJob(job_id, graph, problem=str(error))
 
 
+def _note_nothing(_record: job_record_pb2.StoredJob) -> None:
+    """What is newest is written by itself."""
+
+
 def _mark_removed(record: job_record_pb2.StoredJob) -> None:
     record.end.Clear()
     record.end.is_clean = True
@@ -405,8 +410,8 @@ class _Record:
         self._lock = threading.Lock()
         self._now: job_record_pb2.StoredJob | None = None
         """What it says; None = it is not this leader's yet."""
-        self.history: job_record_pb2.StoredHistory | None = None
-        """What is written with the next change; None = nothing new."""
+        self._newest: dict[str, _Note] = {}
+        """What every change takes along, by what it is of."""
 
     def own(self) -> job_record_pb2.StoredJob:
         """What it says, which only this leader replaces from then on."""
@@ -425,15 +430,21 @@ class _Record:
 
             self._take_over(claimed)
 
-    def change(self, note: Callable[[job_record_pb2.StoredJob], None]) -> None:
+    def change_to_newest(self, what: str, note: _Note) -> None:
+        """As ``change``; whatever is changed from now on takes it along, until a newer one of the same is asked for.
+
+        So one whose call was given up on, and comes late, undoes nothing of what was asked for after it.
+        """
+        self._newest[what] = note
+        self.change(_note_nothing)
+
+    def change(self, note: _Note) -> None:
         """Replaces it by what ``note`` makes of it."""
         with self._lock:
             now, new = self._claimed(), job_record_pb2.StoredJob()
             new.CopyFrom(now)
-            history, self.history = self.history, None
-            if history is not None and not new.HasField("end"):
-                new.history.CopyFrom(history)
-            note(new)
+            for one in (*self._newest.copy().values(), note):
+                one(new)
             if new == now and not self._object.is_uncertain:
                 return
             new.revision = now.revision = now.revision + 1

@@ -24,6 +24,15 @@ def test_no_two_leaders_act_and_one_leads_in_the_end(first: int) -> None:
         assert counts[kind] > _SEEDS_PER_TEST / 4, counts
 
 
+def test_swaps_that_are_made_long_after_they_were_given_up_on_put_no_two_leaders_side_by_side() -> (
+    None
+):
+    counts: Counter[str] = Counter()
+    for seed in range(700, 700 + _SEEDS_PER_TEST):
+        counts += elected(seed, late_swaps=0.2).counts
+    assert counts["unanswered"] > counts["late"] > _SEEDS_PER_TEST, counts
+
+
 def test_a_seed_is_a_run() -> None:
     assert elected(3).counts == elected(3).counts
     assert elected(3).used == elected(3).used

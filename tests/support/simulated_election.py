@@ -2,7 +2,7 @@
 
 The cores and the stores are the real ones (``election.py``, ``leader_store.py``, ``job_store.py``); replaced are ZooKeeper,
 by a list of nodes and sessions, and the storage's disk. Every call of the storage may come after steps of others, fail
-before it did anything, or lose its answer. What leads does the one thing that must not be done twice: it reserves
+before it did anything, or lose its answer; swaps may be made long after their caller was told that nothing is known. What leads does the one thing that must not be done twice: it reserves
 blocks of attempt numbers, and uses them. One generator of random numbers draws all of it.
 
 Invariants, looked at from outside, at each swap that the storage accepts: epochs in LEADER grow, none twice; nothing of
@@ -38,11 +38,13 @@ from jobmanager.stores.stored_job import decode_record
 from penstock.errors import Fenced, StoreTransient
 from penstock.pb import graph_pb2
 from penstock.storage.memory_store import MemoryStore
+from penstock.storage.object_store import SwapUnanswered
 from penstock.storage.swapped_object import NewerLeader
 
 JOB_ID = "0123456789abcdef0123456789abcdef"
 BLOCK = 10
 _INTERRUPTED, _FAILED, _LOST = 0.3, 0.05, 0.05
+_ARRIVING, _LOST_ON_THEIR_WAY = 0.1, 0.3
 _DEPTH_MAX = 3
 _STEPS = 400
 
@@ -57,9 +59,12 @@ class SimulatedElection:
     Args:
         seed: draws.
         candidates: how many JobManagers.
+        late_swaps: share of the swaps that nobody answers, and that are made later, or never.
     """
 
-    def __init__(self, seed: int, candidates: int) -> None:
+    def __init__(self, seed: int, candidates: int, late_swaps: float = 0.0) -> None:
+        self._late_swaps = late_swaps
+        self._on_their_way: list[Callable[[], None]] = []
         self.draws = random.Random(seed)
         self.is_calm = False
         self.counts: Counter[str] = Counter()
@@ -89,6 +94,8 @@ class SimulatedElection:
         """One step of somebody."""
         if not self.is_calm and self.draws.random() < 0.12:
             self._fail()
+        if self._on_their_way and self.draws.random() < _ARRIVING:
+            self._arrive()
         ready = [one for one in self.candidates if not one.is_paused and not one.is_busy]
         if ready:
             self.draws.choice(ready).turn()
@@ -117,6 +124,20 @@ class SimulatedElection:
                 self.zookeeper.empty()
 
     # ------------------------------------------------------------ the storage
+
+    def is_late(self, swap: Callable[[], None]) -> bool:
+        """Whether a swap is on its way for long, and its caller hears nothing of it."""
+        if self.is_calm or not self._late_swaps or self.draws.random() >= self._late_swaps:
+            return False
+        self.counts["unanswered"] += 1
+        self._on_their_way.append(swap)
+        return True
+
+    def _arrive(self) -> None:
+        swap = self._on_their_way.pop(self.draws.randrange(len(self._on_their_way)))
+        if self.draws.random() < _LOST_ON_THEIR_WAY:
+            return
+        swap()
 
     def store_call(self, do: Callable[[], object], path: str) -> None:
         """What comes between a caller and the storage."""
@@ -182,7 +203,16 @@ class _Calls(MemoryStore):
             if outcome[0]:
                 self._world.swapped(path, new)
 
-        self._world.store_call(swap, path)
+        def send() -> None:
+            if self._world.is_late(late):
+                raise SwapUnanswered(f"{path}: no answer yet")
+            swap()
+
+        def late() -> None:
+            swap()
+            self._world.counts["late"] += outcome[0]
+
+        self._world.store_call(send, path)
         return outcome[0]
 
 
@@ -327,9 +357,9 @@ class Candidate:
         self._world.use(range(first, end))
 
 
-def elected(seed: int) -> SimulatedElection:
+def elected(seed: int, late_swaps: float = 0.0) -> SimulatedElection:
     """The run of a seed, between two and ten candidates; fails where an invariant does not hold."""
-    election = SimulatedElection(seed, candidates=2 + seed % 9)
+    election = SimulatedElection(seed, 2 + seed % 9, late_swaps)
     try:
         election.run(_STEPS)
     except AssertionError as error:
@@ -337,13 +367,13 @@ def elected(seed: int) -> SimulatedElection:
     return election
 
 
-def main(first: int, count: int) -> None:
+def main(first: int, count: int, late_swaps: float = 0.0) -> None:
     """Runs so many seeds."""
     counts: Counter[str] = Counter()
     for seed in range(first, first + count):
-        counts += elected(seed).counts
+        counts += elected(seed, late_swaps).counts
     print(f"{count} seeds from {first}: {dict(counts)}")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), *map(float, sys.argv[3:]))

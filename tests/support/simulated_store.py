@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from typing_extensions import override
 
@@ -17,11 +18,18 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.head import HEAD_PATH, decode_head
 from penstock.storage.manifest import decode_manifest, references
 from penstock.storage.memory_store import MemoryStore
-from penstock.storage.object_store import TEMPORARY_AGE_MAX_MS, ObjectInfo, ObjectStore
+from penstock.storage.object_store import (
+    TEMPORARY_AGE_MAX_MS,
+    ObjectInfo,
+    ObjectStore,
+    SwapUnanswered,
+)
 from tests.support.simulated_threads import die_here, pause
 
 _UNLIMITED = 1 << 40
 _NS_PER_MS = 1_000_000
+_ARRIVING, _NEVER_MADE = 0.3, 0.3
+"""Shares: of the calls that a late swap comes before, and of the late swaps that do not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +41,14 @@ class StoreWeather:
         lost_answers: share of the writing calls that are done but fail all the same.
         hanging: share of the calls that hang, before what they are for or behind it.
         hanging_max_ms: how long at most; of those, every fourth hangs until its process ends.
+        late_swaps: share of the swaps that are not answered, and are made behind some later call of somebody, or never.
     """
 
     failures: float = 0.0
     lost_answers: float = 0.0
     hanging: float = 0.0
     hanging_max_ms: int = 1_000
+    late_swaps: float = 0.0
 
 
 CALM = StoreWeather()
@@ -61,6 +71,19 @@ class AuditedStore:
         self.hangs = 0
         self.unsure_puts = 0
         """Objects that are there although their writers were told that they are not."""
+        self.on_their_way: list[Callable[[], bool]] = []
+        """Swaps that nobody has been answered, and that may be made yet."""
+        self.late_swaps = 0
+        """Those that were made after all, where their condition held then."""
+
+    def arrive(self, draws: random.Random) -> None:
+        """A late swap may come now."""
+        if not self.on_their_way or draws.random() >= _ARRIVING:
+            return
+        swap = self.on_their_way.pop(draws.randrange(len(self.on_their_way)))
+        if draws.random() >= _NEVER_MADE and swap():
+            self.late_swaps += 1
+            self.changed()
 
     def clear(self) -> None:
         """Somebody removes the directory."""
@@ -156,6 +179,7 @@ class StoreAccess(ObjectStore):
 
     def _enter(self, call: str) -> None:
         self.countdown.count()
+        self._audited.arrive(self._draws)
         weather = self._weather()
         self._hang(weather)
         if weather.failures and self._draws.random() < weather.failures:
@@ -220,7 +244,13 @@ class StoreAccess(ObjectStore):
     @override
     def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
         self._enter(f"swap {path}")
-        swapped = self._audited.objects.compare_and_swap(path, expected, new)
+        swap = partial(self._audited.objects.compare_and_swap, path, expected, new)
+        late_swaps = self._weather().late_swaps
+        if late_swaps and self._draws.random() < late_swaps:
+            self._audited.failures += 1
+            self._audited.on_their_way.append(swap)
+            raise SwapUnanswered(f"swap {path}: the simulated store has not answered yet")
+        swapped = swap()
         self._leave(f"swap {path}")
         return swapped
 

@@ -116,7 +116,8 @@ class Refusing:
     watches: ClassVar[list[str]] = []
 
     def __init__(self, **_: Any) -> None:
-        self.refusals = self.refused_joins = 3
+        self.refusals = self.refused_joins = self.refused_words = 3
+        self.said = b""
         self.watches.clear()
         self._listeners: list[Any] = []
 
@@ -142,6 +143,12 @@ class Refusing:
 
     def ensure_path(self, path: str) -> None:
         pass
+
+    def set(self, path: str, content: bytes) -> None:
+        if self.refused_words:
+            self.refused_words -= 1
+            raise NoAuthError
+        self.said = content
 
     def get_children(self, path: str) -> list[str]:
         return ["own-0000000001"]
@@ -188,6 +195,30 @@ def test_who_may_not_touch_the_nodes_of_an_election_says_so_and_takes_part_once_
         assert (refused["event"], refused["log_level"]) == ("election.refused", "error")
         assert "NoAuthError" in refused["reason"]
         assert "credentials-file" in refused["reason"]
+        assert admitted["event"] == "election.admitted"
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_that_may_not_say_so_leads_on_and_says_it_once_it_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A refusal ended its process, and that of everybody who was elected next."""
+    monkeypatch.setattr(zookeeper_runner, "KazooClient", Refusing)
+    monkeypatch.setattr(zookeeper_runner, "_REFUSED_PAUSE_S", 0.01)
+
+    async def scenario() -> None:
+        config = Configuration.from_mapping({"high-availability.zookeeper.quorum": "h:1"})
+        leader = zookeeper_runner.ZookeeperRunner(config, "host:1", lambda _: None)
+        with capture_logs() as logs:
+            async with asyncio.timeout(DEADLINE_S):
+                await leader.say(7)
+        told = decode_leader(leader._client.said)
+        await leader.stop()
+        assert told is not None
+        assert (told.address, told.epoch) == ("host:1", 7)
+        refused, admitted = [one for one in logs if one["log_level"] != "debug"]
+        assert "nobody is told that this JobManager leads" in refused["reason"]
         assert admitted["event"] == "election.admitted"
 
     asyncio.run(scenario())
@@ -304,6 +335,89 @@ def test_a_storage_that_takes_no_leader_is_told_of_once_and_when_it_does(
             ("leader.written_again", "info"),
             ("leader.elected", "info"),
         ]
+
+    asyncio.run(scenario())
+
+
+def test_a_storage_that_hangs_is_told_of_and_what_comes_late_takes_nothing_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        store = LeaderStore(MemoryStore(1 << 20), "kept")
+        config = Configuration.from_mapping({"high-availability.zookeeper.quorum": "127.0.0.1:1"})
+        monkeypatch.setattr(leadership_runner, "_CALL_TIMEOUT_MS", 20)
+        monkeypatch.setattr(leadership_runner, "_PAUSE_S", 0.0)
+        runner = LeadershipRunner(config, "own:1", store, pytest.fail, SystemClock())
+        take_over, goes_on, epochs = store.take_over, threading.Event(), []
+
+        def hanging(epoch_min: int) -> None:
+            assert goes_on.wait(DEADLINE_S)
+            take_over(epoch_min)
+            epochs.append(store.epoch)
+
+        monkeypatch.setattr(store, "take_over", hanging)
+        with capture_logs() as logs:
+            async with asyncio.TaskGroup() as tasks:
+                leads = tasks.create_task(runner._take_over())
+                while runner._calls.given_up < 3:  # noqa: ASYNC110 - threads count it
+                    await asyncio.sleep(0.01)
+                assert not leads.done()
+                goes_on.set()
+        await runner._calls.wait_for_all(1000 * int(DEADLINE_S))
+        store.verify()
+        assert store.epoch == runner.numbers.epoch == epochs[-1]
+        told = [one for one in logs if one["event"] == "leader.not_written"]
+        assert "has not answered" in told[0]["reason"]
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_looks_at_its_name_in_the_storage_while_nobody_hears_that_it_leads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """ZooKeeper may be away for long; who has taken over meanwhile was not noticed."""
+
+    def end(reason: str) -> NoReturn:
+        raise EndedError(reason)
+
+    async def scenario() -> None:
+        kept = MemoryStore(1 << 20)
+        store = LeaderStore(kept, "kept")
+        settings = {
+            "high-availability.zookeeper.quorum": "127.0.0.1:1",
+            "heartbeat.interval": "10ms",
+        }
+        config = Configuration.from_mapping(settings)
+        runner = LeadershipRunner(config, "own:1", store, end, SystemClock())
+
+        async def never(_epoch: int) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(runner._election, "say", never)
+        await runner._take_over()
+        LeaderStore(kept, "kept").take_over()
+        with pytest.raises(ExceptionGroup) as caught:
+            async with asyncio.timeout(DEADLINE_S):
+                await runner.keep()
+        assert caught.group_contains(EndedError, match="epoch 2 leads")
+
+    asyncio.run(scenario())
+
+
+def test_who_is_deposed_ends_though_the_storage_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(reason: str) -> NoReturn:
+        raise EndedError(reason)
+
+    async def scenario() -> None:
+        store, goes_on = LeaderStore(MemoryStore(1 << 20), "kept"), threading.Event()
+        config = Configuration.from_mapping({"high-availability.zookeeper.quorum": "127.0.0.1:1"})
+        LeadershipRunner(config, "own:1", store, end, SystemClock())
+        store.take_over()
+        monkeypatch.setattr(store, "verify", lambda: goes_on.wait(DEADLINE_S))
+        monkeypatch.setattr(leadership_runner, "_LAST_LOOK_S", 0.01)
+        with pytest.raises(EndedError, match="epoch 41 has it"):
+            store.met(NewerLeader("epoch 41 has it", 41))
+        goes_on.set()
 
     asyncio.run(scenario())
 

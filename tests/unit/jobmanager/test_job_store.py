@@ -6,6 +6,7 @@ lost; a model of what each was told.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from jobmanager.stores.leader_store import LeaderStore
 from penstock.errors import Fenced, StoreCorrupt, StoreNotFound, StoreTransient, StreamError
 from penstock.pb import graph_pb2
 from penstock.storage.memory_store import MemoryStore
+from tests.support.jobs import DEADLINE_S
 
 GRAPH = graph_pb2.JobGraph(name="job")
 JOB = "0" * 32
@@ -186,6 +188,48 @@ def test_a_history_is_noted_where_a_swap_that_was_to_take_it_along_has_failed() 
         store.note_history(JOB, history)
     (found,) = lead(kept, jobs).stored()
     assert found.record.history == history
+
+
+class Overtaken:
+    """A lock that the first who asks for it gets behind the second."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self._is_second_done = threading.Event()
+
+    def __enter__(self) -> None:
+        if not self.asked.is_set():
+            self.asked.set()
+            assert self._is_second_done.wait(DEADLINE_S)
+
+    def __exit__(self, *_: object) -> None:
+        self._is_second_done.set()
+
+
+def test_a_note_that_comes_late_undoes_nothing_of_a_later_one() -> None:
+    """As one whose call was given up on, which waits behind a swap that hangs."""
+    for kind in ("history", "taskmanagers"):
+        kept, jobs = two()
+        store = lead(kept, jobs)
+        store.save(JOB, GRAPH, 1)
+        lock = store._record(JOB)._lock = Overtaken()  # type: ignore[assignment]
+
+        def note(number: int, kind: str = kind, store: JobStore = store) -> None:
+            if kind == "history":
+                store.note_history(JOB, job_record_pb2.StoredHistory(rivals_won=number))
+            else:
+                store.note_taskmanagers(JOB, {f"tm{number}": "host:1"})
+
+        late = threading.Thread(target=note, args=(1,))
+        late.start()
+        assert lock.asked.wait(DEADLINE_S)
+        note(2)
+        late.join(DEADLINE_S)
+        (found,) = lead(kept, jobs).stored()
+        assert (found.record.history.rivals_won, dict(found.record.taskmanagers)) in (
+            (2, {}),
+            (0, {"tm2": "host:1"}),
+        )
 
 
 class Flapping(MemoryStore):

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobmanager.job import taskmanagers_in_use_runner
+from jobmanager.job import history_runner, taskmanagers_in_use_runner
 from jobmanager.stores.job_store import JobStore
 from penstock.errors import StoreTransient
 from penstock.pb import client_pb2
@@ -85,6 +86,39 @@ def test_of_a_job_that_must_not_run_twice_nothing_is_deployed_that_is_not_noted(
             is_over.set()
             assert f"could not be written: {reason}" in details.failure.message
             assert not deployed
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("note", ["note_taskmanagers", "note_history"])
+def test_storage_that_hangs_takes_no_thread_that_others_need(
+    make_graph: Any, cluster_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: str
+) -> None:
+    """Names of hosts are looked up there, as everything is that has no threads of its own."""
+    hangs, is_over = threading.Event(), threading.Event()
+
+    def hang(*_: Any) -> None:
+        hangs.set()
+        is_over.wait(DEADLINE_S)
+        raise StoreTransient("at last")
+
+    monkeypatch.setattr(JobStore, note, hang)
+    monkeypatch.setattr(history_runner, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(taskmanagers_in_use_runner, "_PATIENCE_S", 0.0)
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            loop = asyncio.get_running_loop()
+            loop.set_default_executor(ThreadPoolExecutor(1))
+            Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            try:
+                with ThreadPoolExecutor(1) as waiting:
+                    assert await loop.run_in_executor(waiting, hangs.wait, DEADLINE_S)
+                async with asyncio.timeout(DEADLINE_S / 2):
+                    await loop.run_in_executor(None, int)
+            finally:
+                is_over.set()
 
     run(scenario)
 
