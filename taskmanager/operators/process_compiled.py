@@ -242,7 +242,7 @@ class CompiledProcessOperator(ProcessOperator):
         if not arrays or any(
             n and not f.nullable for n, f in zip(nulls, self._schema, strict=True)
         ):
-            self._out.extend(pa.table(columns).to_pylist(), rows.tolist())
+            self._out.extend(_python_rows(columns), rows.tolist())
             return []
         return [pa.RecordBatch.from_arrays(arrays, schema=self._schema)]
 
@@ -256,3 +256,23 @@ def _arrays(batch: pa.RecordBatch, column: graph_pb2.LoopColumn) -> tuple[Any, B
     else:
         are_there = np.ones(len(array), np.bool_)
     return np.ascontiguousarray(array.to_numpy(zero_copy_only=False)), are_there
+
+
+def _python_rows(columns: dict[str, pa.Array]) -> list[dict[str, Any]]:
+    """Rows as a function emits them; what Python has no value for, as a time that was passed on may be, stays Arrow's."""
+    values = [_python_values(column) for column in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def _python_values(column: pa.Array) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError):
+        return [_python_value(value) for value in column]
+
+
+def _python_value(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (ValueError, OverflowError):
+        return value

@@ -286,3 +286,11 @@ class KeyAndColumn(ps.KeyedProcessFunction):
 
     def process(self, row: Any, ctx: Any, out: ps.Collector) -> None:
         out.emit(key=ctx.key, column=row.key, is_there=ctx.key is not None)
+
+
+@ps.compiled
+class PassedOn(ps.KeyedProcessFunction):
+    """Passes a column on beside a number."""
+
+    def process(self, row: Any, ctx: Any, out: ps.Collector) -> None:
+        out.emit(at=row.at, n=row.n)

@@ -240,6 +240,28 @@ def test_a_null_where_none_may_be_is_a_bad_record_in_both_forms(form: Form) -> N
     assert given_back == refused
 
 
+def test_a_time_that_python_has_not_goes_by_a_number_that_does_not_fit(form: Form) -> None:
+    form(True)
+    seconds = pa.timestamp("s")
+    rows = pa.table(
+        {"key": [1, 1, 1], "at": pa.array([10**14, 5, 6], seconds), "n": [1, 300, 2]},
+    )
+    output = pa.schema([("at", seconds), ("n", pa.int8())])
+    with harness(
+        lambda stream: (
+            stream.key_by("key")
+            .process(own.PassedOn(), schema=output)
+            .on_error("bad")
+            .with_columns(at=ps.col("at").cast("int64"))
+        ),
+        schema=rows.schema,
+        event_time=False,
+    ) as running:
+        running.push_many(rows)
+        assert running.take() == [{"at": 10**14, "n": 1}, {"at": 6, "n": 2}]
+        assert [row["n"] for row in running.side("bad")] == [300]
+
+
 def test_a_snapshot_of_one_form_is_that_of_the_other(form: Form) -> None:
     schema = pa.schema([("user", pa.string()), ("a", pa.int64())])
     output = pa.schema([("user", pa.string()), ("total", pa.int64())])
