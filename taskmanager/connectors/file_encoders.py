@@ -8,8 +8,11 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 from typing_extensions import override
 
+from penstock.connectors.messages import shorten
+from penstock.connectors.text_parsing import is_utf8
 from penstock.rows.time_text import check_time_texts
 from penstock.storage.parquet_types import read_again
 from taskmanager.connectors.json_text import json_rows
@@ -121,10 +124,14 @@ class CsvEncoder(FileEncoder):
     @override
     def write(self, batch: pa.RecordBatch) -> None:
         _refuse_times_without_text(batch)
-        if batch.num_columns > 1 or not batch.column(0).null_count:
-            self._writer.write_batch(batch)
-        else:
-            self._file.write(_lines_of(batch.column(0)))
+        try:
+            if batch.num_columns > 1 or not batch.column(0).null_count:
+                self._writer.write_batch(batch)
+            else:
+                self._file.write(_lines_of(batch.column(0)))
+        except pa.ArrowInvalid:
+            _refuse_bytes_without_text(batch)
+            raise
 
     @override
     def finish(self) -> None:
@@ -135,6 +142,20 @@ def _refuse_times_without_text(batch: pa.RecordBatch) -> None:
     for column in batch.columns:
         if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
             check_time_texts(column)
+
+
+def _refuse_bytes_without_text(batch: pa.RecordBatch) -> None:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        kind = column.type
+        if pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind):
+            unfit = next(
+                (value for value in column.drop_null().to_pylist() if not is_utf8(value)), None
+            )
+            if unfit is not None:
+                raise pa.ArrowInvalid(
+                    f'column "{name}": {shorten(repr(unfit), 100)} is no text in UTF-8, and CSV has nothing else; write '
+                    "JSON, where bytes are base64, or Parquet"
+                )
 
 
 def _lines_of(column: pa.Array) -> bytes:

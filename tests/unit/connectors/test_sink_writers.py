@@ -393,6 +393,17 @@ def test_types_that_csv_cannot_hold(tmp_path: Path) -> None:
     assert everything(tmp_path) == []
 
 
+@pytest.mark.parametrize("others", [{}, {"n": [1, 2]}])
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(2)])
+def test_bytes_that_are_no_text_are_named_with_what_holds_them(
+    tmp_path: Path, kind: pa.DataType, others: dict[str, Any]
+) -> None:
+    writer = opened(file_sink("csv", tmp_path))
+    with pytest.raises(TaskFailure, match=r"column \"raw\": b'a\\xff' is no text.*write JSON"):
+        writer.write(pa.record_batch({"raw": pa.array([None, b"a\xff"], kind), **others}))
+    writer.close()
+
+
 # ---------------------------------------------------------------- JSON text
 
 
