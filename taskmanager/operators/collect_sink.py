@@ -12,7 +12,7 @@ from common.elements import PAUSE, CheckpointBarrier, ControlElement, OperatorOu
 from common.pb import internal_pb2
 from penstock.errors import TaskFailure
 from penstock.pb import client_pb2, graph_pb2
-from penstock.rows.column_values import cut_text
+from penstock.rows.column_values import row_text
 from penstock.rows.schema import user_batch
 from taskmanager.operators.operator import Operator, OperatorContext
 
@@ -139,7 +139,7 @@ class CollectOperator(Operator):
                 f"rows of {len(arrow) >> 20} MB cannot be collected, the limit is"
                 f" {_CHUNK_BYTES_MAX >> 20} MB: write them to files instead",
                 operator=self.context.operator_name,
-                row=cut_text(str(rows.slice(0, 1).to_pylist())),
+                row=row_text(rows, 0),
             )
         chunk = client_pb2.ResultChunk(
             subtask_index=self.context.subtask_index, sequence=self._next_sequence, arrow=arrow

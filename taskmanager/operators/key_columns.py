@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pyarrow as pa
 
+from penstock.rows.column_values import shown_value
 from penstock.storage.key_encoding import KeyBatch
 from penstock.storage.key_types import key_array, plain_array, value_type
 from taskmanager.kernels import encode_keys
@@ -50,7 +51,7 @@ class KeyColumns:
         """One key for a person: "user=7", or "" on an unkeyed stream."""
         arrays = batch.slice(row, row + 1).to_arrays()
         named = zip(self.names, arrays, strict=False)
-        return ", ".join(f"{name}={array[0].as_py()!r}" for name, array in named)
+        return ", ".join(f"{name}={shown_value(array[0])!r}" for name, array in named)
 
 
 def as_type(array: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import JobRejected, Unrecoverable
 from penstock.processing.process_functions import ProcessKindInfo
-from penstock.rows.column_values import short_repr
+from penstock.rows.column_values import short_repr, shown_value
 from penstock.rows.conforming import conformed_column
 from penstock.state.declarations import (
     BroadcastState,
@@ -287,7 +287,7 @@ class BatchKeys:
 
     def _unknown(self, keys: pa.Array, index: int) -> StateError:
         return StateError(
-            f"the key {keys[index].as_py()!r} is not among the keys of this batch: only their state is in "
+            f"the key {shown_value(keys[index])!r} is not among the keys of this batch: only their state is in "
             "reach"
         )
 

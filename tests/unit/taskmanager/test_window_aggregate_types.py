@@ -14,10 +14,12 @@ import pyarrow as pa
 import pytest
 from typing_extensions import override
 
+import penstock as ps
 import penstock.aggregates.aggregates as agg
 from penstock.errors import BadRecord, TaskFailure
 from penstock.rows.schema import EVENT_TIME
 from penstock.streams.windows import Window, count_window, session, sliding, tumbling
+from penstock.testing import harness
 from taskmanager.operators.running_aggregate import running_aggregate_operator
 from taskmanager.operators.window_aggregate import window_aggregate_operator
 from tests.support.operator_harness import OperatorHarness
@@ -220,6 +222,18 @@ def test_a_decimal_sum_is_exact_in_any_order() -> None:
     exact = {"total": Decimal(sum(values))}
     for order in (values, values[::-1]):
         assert _run(pa.decimal128(38, 0), [*map(Decimal, order)], {"total": agg.sum("v")}) == exact
+
+
+def test_a_sum_that_overflows_says_so_of_a_key_that_python_has_not() -> None:
+    days = pa.array([10**8, 10**8], pa.int32()).cast(pa.date32())
+    rows = pa.table({"day": days, "n": [2**62, 2**62]})
+    running = harness(
+        lambda stream: stream.key_by("day").aggregate(total=ps.sum("n")),
+        schema=rows.schema,
+        event_time=False,
+    )
+    with running, pytest.raises(ps.JobFailed, match=r"leaves the range of int64.*100000000"):
+        running.push_many(rows)
 
 
 def test_a_uint64_that_is_no_int64_cannot_be_summed() -> None:
