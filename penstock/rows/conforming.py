@@ -71,8 +71,15 @@ def is_castable(source: pa.DataType, target: pa.DataType) -> bool:
     return True
 
 
+def has_null(column: pa.Array) -> bool:
+    """Whether a value is null, by itself or as its dictionary has it."""
+    if column.null_count or not pt.is_dictionary(column.type) or not column.dictionary.null_count:
+        return bool(column.null_count)
+    return True in column.is_null().unique().to_pylist()
+
+
 def _refuse_nulls(column: pa.Array, field: pa.Field) -> None:
-    if not field.nullable and column.null_count:
+    if not field.nullable and has_null(column):
         raise ValueMismatch(
             f"a null in column {field.name!r}, which is declared as never null",
             column.is_null().index(True).as_py(),
@@ -130,7 +137,7 @@ def _inner_null(column: pa.Array) -> str:
     else:
         parts = valid.flatten() if pt.is_struct(column.type) else [valid.flatten()]
     for field, part in zip(fields, parts, strict=True):
-        if part.null_count and not field.nullable:
+        if not field.nullable and has_null(part):
             return str(field.name)
         if found := _inner_null(part):
             return found

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.errors import StoreCorrupt
+from penstock.rows.casting import cast_kernel
 from penstock.rows.column_values import short_repr
 from penstock.state_tables.plain_text import from_text, to_text
 from penstock.storage.codec import Stamped, StateCodec, StateError, codec_of
@@ -144,7 +145,7 @@ def fitted(column: pa.Array, wanted: pa.DataType, where: str) -> pa.Array:
     if not _is_alike(given, wanted):
         raise StateError(f"{where} is {wanted}, got {given}: cast it to {wanted}")
     try:
-        return column.cast(wanted)
+        return cast_kernel(given, wanted, safe=True)(column)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise StateError(f"{where} is {wanted}, got {given} that does not fit: {error}") from error
 

@@ -330,9 +330,20 @@ def _timedelta_parts(value: dt.timedelta) -> list[int]:
 
 
 def _ordered(values: Any) -> list[Any]:
-    """The members of a set, in an order that depends on the content alone; those that are sets are packed once."""
-    return sorted((_extended(v) if type(v) is frozenset else v for v in values), key=_pack)
+    """The members of a set, in an order that depends on the content alone; sets in them are packed once."""
+    return sorted((_with_packed_sets(v) if type(v) in _HOLDING else v for v in values), key=_pack)
 
+
+def _with_packed_sets(value: Any) -> Any:
+    """A member of a set, or a part of one, with packed sets in place of sets."""
+    if type(value) is frozenset:
+        return _extended(value)
+    if type(value) is tuple and not _HOLDING.isdisjoint(map(type, value)):
+        return tuple(map(_with_packed_sets, value))
+    return value
+
+
+_HOLDING = frozenset({frozenset, tuple})
 
 _WRITERS: dict[type, tuple[int, Callable[[Any], Any]]] = {
     set: (_SET, _ordered),

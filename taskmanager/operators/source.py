@@ -31,7 +31,7 @@ from penstock.errors import BadRecord, TaskFailure
 from penstock.functions.functions import check_has_run
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.rows.column_values import ValueMismatch, cut_text, row_text
-from penstock.rows.conforming import conformed
+from penstock.rows.conforming import conformed, has_null
 from penstock.rows.schema import schema_from_bytes
 from taskmanager.connectors.factory import build_source
 from taskmanager.operators.done_names import DoneNames
@@ -330,7 +330,7 @@ class SourceOperator:
             for field in self._declared
             if not field.nullable
             and field.name in batch.schema.names
-            and batch.column(field.name).null_count
+            and has_null(batch.column(field.name))
         }
         if not found:
             return batch

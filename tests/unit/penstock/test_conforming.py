@@ -6,6 +6,7 @@ Method: each pair of types by itself and inside of a list; Python's own values a
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -146,6 +147,40 @@ def test_a_null_within_a_column_of_the_same_type_is_refused(
     with pytest.raises(ValueMismatch, match="a null within column 'c'") as told:
         conformed_column(wrong, field)
     assert told.value.index == 3
+
+
+ENCODED = pa.dictionary(pa.int8(), pa.string())
+
+
+@pytest.mark.parametrize(
+    ("field", "wrap"),
+    [
+        (pa.field("c", ENCODED, nullable=False), lambda column: column),
+        (
+            pa.field("c", pa.struct([pa.field("x", ENCODED, nullable=False)])),
+            lambda column: pa.StructArray.from_arrays([column], names=["x"]),
+        ),
+        (
+            pa.field("c", pa.list_(pa.field("item", ENCODED, nullable=False), 1)),
+            lambda column: pa.FixedSizeListArray.from_arrays(column, 1),
+        ),
+    ],
+    ids=["itself", "struct", "list"],
+)
+def test_a_null_that_a_dictionary_has_is_refused(
+    field: pa.Field, wrap: Callable[[pa.Array], pa.Array]
+) -> None:
+    def column(*indices: int) -> pa.Array:
+        words = pa.array(["a", None])
+        encoded = pa.DictionaryArray.from_arrays(pa.array(indices, pa.int8()), words)
+        return wrap(encoded).cast(field.type)
+
+    assert (
+        conformed_column(column(0, 0), field).to_pylist() == wrap(pa.array(["a"] * 2)).to_pylist()
+    )
+    with pytest.raises(ValueMismatch, match="declared as never null") as told:
+        conformed_column(column(0, 1), field)
+    assert told.value.index == 1
 
 
 def test_a_column_of_nulls_alone_may_have_any_type() -> None:

@@ -470,5 +470,9 @@ def test_sets_within_sets_are_written_once_each() -> None:
     value: frozenset[Any] = frozenset({1})
     for _ in range(40):  # twice for each that it is in would take days
         value = frozenset({value, 2})
+    in_tuples: frozenset[Any] = frozenset({1})
+    for _ in range(40):
+        in_tuples = frozenset({(2, (in_tuples,))})
     codec = codec_of("msgpack/1")
-    assert codec.to_value(codec.to_stored(value)) == value
+    for each in (value, in_tuples):
+        assert codec.to_value(codec.to_stored(each)) == each

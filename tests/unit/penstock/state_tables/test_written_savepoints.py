@@ -493,6 +493,21 @@ def test_values_of_the_same_kind_are_taken() -> None:
     assert spans.to_pylist() == [[dt.timedelta(milliseconds=1), None]]
 
 
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [(0.1, pa.float32()), (1e300, pa.float32()), (70_000, pa.float16()), (2049, pa.float16())],
+    ids=str,
+)
+def test_values_that_a_float_would_round_are_not_taken(value: float, wanted: pa.DataType) -> None:
+    with pytest.raises(ps.StateError, match=r"^here is .*, got .* that does not fit: "):
+        fitted(pa.array([value]), wanted, "here")
+    assert fitted(pa.array([1.5, math.inf, None]), wanted, "here").to_pylist() == [
+        1.5,
+        math.inf,
+        None,
+    ]
+
+
 @pytest.mark.parametrize(("states", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_what_does_not_fit_is_refused_and_leaves_nothing(
     states: Any, message: str, base: Path, tmp_path: Path
