@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from penstock.pb import checkpoint_pb2 as penstock_dot_pb_dot_checkpoint__pb2
 from penstock.pb import client_pb2 as penstock_dot_pb_dot_client__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63ommon/pb/job_record.proto\x12\x14penstock.internal.v1\x1a\x18penstock/pb/client.proto\"c\n\x0cStoredLeader\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x10\n\x08\x65lection\x18\x05 \x01(\t\"\x8a\x04\n\tStoredJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x04\x12\x17\n\x0fsubmitted_at_ms\x18\x04 \x01(\x03\x12\x14\n\x0cgraph_digest\x18\x05 \x01(\t\x12\x14\n\x0c\x61ttempts_end\x18\x06 \x01(\x04\x12\x14\n\x0cis_cancelled\x18\x07 \x01(\x08\x12\x17\n\x0fhas_checkpoints\x18\x08 \x01(\x08\x12\x12\n\nis_emptied\x18\t \x01(\x08\x12\x15\n\rhas_committed\x18\n \x01(\x08\x12\x17\n\x0frepeated_output\x18\x0b \x01(\x0c\x12\x12\n\noperations\x18\x0c \x01(\x0c\x12,\n\x03\x65nd\x18\r \x01(\x0b\x32\x1f.penstock.internal.v1.StoredEnd\x12G\n\x0ctaskmanagers\x18\x0e \x03(\x0b\x32\x31.penstock.internal.v1.StoredJob.TaskmanagersEntry\x12\x34\n\x07history\x18\x0f \x01(\x0b\x32#.penstock.internal.v1.StoredHistory\x12\x17\n\x0f\x63heckpoint_root\x18\x10 \x01(\t\x1a\x33\n\x11TaskmanagersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc1\x02\n\rStoredHistory\x12\x36\n\x08restarts\x18\x01 \x01(\x0b\x32$.penstock.internal.v1.StoredRestarts\x12/\n\nexceptions\x18\x02 \x03(\x0b\x32\x1b.penstock.v1.ExceptionEntry\x12\x39\n\x0b\x63heckpoints\x18\x03 \x01(\x0b\x32$.penstock.v1.ListCheckpointsResponse\x12I\n\x12\x63heckpoint_numbers\x18\x04 \x01(\x0b\x32-.penstock.internal.v1.StoredCheckpointNumbers\x12\x16\n\x0erivals_started\x18\x05 \x01(\x03\x12\x12\n\nrivals_won\x18\x06 \x01(\x03\x12\x15\n\rrunning_at_ms\x18\x07 \x01(\x03\"\xec\x03\n\x0eStoredRestarts\x12\x0f\n\x07\x63ounted\x18\x01 \x01(\x03\x12\x11\n\tuncounted\x18\x02 \x01(\x03\x12\x45\n\tby_region\x18\x03 \x03(\x0b\x32\x32.penstock.internal.v1.StoredRestarts.ByRegionEntry\x12\x10\n\x08\x64\x65lay_ms\x18\x04 \x01(\x03\x12\x18\n\x10\x64\x65lay_ends_at_ms\x18\x05 \x01(\x03\x12\x12\n\nrestarting\x18\x06 \x03(\t\x12\x18\n\x10\x62\x61\x63koff_attempts\x18\x07 \x01(\x03\x12\x12\n\nbackoff_ms\x18\x08 \x01(\x01\x12\x1a\n\x12\x62\x61\x63koff_ends_at_ms\x18\t \x01(\x03\x12\x17\n\x0frestarted_at_ms\x18\n \x03(\x03\x12\x10\n\x08\x66\x61ilures\x18\x0b \x01(\x03\x12R\n\x10\x66\x61ilures_of_task\x18\x0c \x03(\x0b\x32\x38.penstock.internal.v1.StoredRestarts.FailuresOfTaskEntry\x1a/\n\rByRegionEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x35\n\x13\x46\x61iluresOfTaskEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x9b\x01\n\x17StoredCheckpointNumbers\x12\x11\n\tcompleted\x18\x01 \x01(\x03\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x03\x12\x18\n\x10last_duration_ms\x18\x03 \x01(\x03\x12\x15\n\rsafe_since_ms\x18\x04 \x01(\x03\x12,\n\x04last\x18\x05 \x01(\x0b\x32\x1e.penstock.v1.CheckpointDetails\"\xbc\x01\n\x0cStoredDrains\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x04\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\x12\n\noperations\x18\x03 \x01(\x0c\x12@\n\x07\x64rained\x18\x04 \x03(\x0b\x32/.penstock.internal.v1.StoredDrains.DrainedEntry\x1a.\n\x0c\x44rainedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"{\n\tStoredEnd\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x65nded_at_ms\x18\x03 \x01(\x03\x12\x10\n\x08is_clean\x18\x04 \x01(\x08\x12(\n\x07\x64\x65tails\x18\x05 \x01(\x0b\x32\x17.penstock.v1.JobDetailsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x63ommon/pb/job_record.proto\x12\x14penstock.internal.v1\x1a\x1cpenstock/pb/checkpoint.proto\x1a\x18penstock/pb/client.proto\"c\n\x0cStoredLeader\x12\x12\n\ncluster_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x10\n\x08\x65lection\x18\x05 \x01(\t\"\x8a\x04\n\tStoredJob\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x14\n\x0cleader_epoch\x18\x02 \x01(\x04\x12\x10\n\x08revision\x18\x03 \x01(\x04\x12\x17\n\x0fsubmitted_at_ms\x18\x04 \x01(\x03\x12\x14\n\x0cgraph_digest\x18\x05 \x01(\t\x12\x14\n\x0c\x61ttempts_end\x18\x06 \x01(\x04\x12\x14\n\x0cis_cancelled\x18\x07 \x01(\x08\x12\x17\n\x0fhas_checkpoints\x18\x08 \x01(\x08\x12\x12\n\nis_emptied\x18\t \x01(\x08\x12\x15\n\rhas_committed\x18\n \x01(\x08\x12\x17\n\x0frepeated_output\x18\x0b \x01(\x0c\x12\x12\n\noperations\x18\x0c \x01(\x0c\x12,\n\x03\x65nd\x18\r \x01(\x0b\x32\x1f.penstock.internal.v1.StoredEnd\x12G\n\x0ctaskmanagers\x18\x0e \x03(\x0b\x32\x31.penstock.internal.v1.StoredJob.TaskmanagersEntry\x12\x34\n\x07history\x18\x0f \x01(\x0b\x32#.penstock.internal.v1.StoredHistory\x12\x17\n\x0f\x63heckpoint_root\x18\x10 \x01(\t\x1a\x33\n\x11TaskmanagersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xdb\x01\n\x0bStoredStart\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0b\n\x03uri\x18\x02 \x01(\t\x12\x11\n\tstore_uri\x18\x03 \x01(\t\x12\x31\n\x08manifest\x18\x04 \x01(\x0b\x32\x1f.penstock.v1.CheckpointManifest\x12\r\n\x05owner\x18\x05 \x01(\t\x12\x17\n\x0fopen_savepoints\x18\x06 \x03(\t\x12\x10\n\x08is_claim\x18\x07 \x01(\x08\x12\x0c\n\x04head\x18\x08 \x01(\x0c\x12\x0f\n\x07\x63ommits\x18\t \x01(\x08\x12\x10\n\x08\x63laimant\x18\n \x01(\t\"\xc1\x02\n\rStoredHistory\x12\x36\n\x08restarts\x18\x01 \x01(\x0b\x32$.penstock.internal.v1.StoredRestarts\x12/\n\nexceptions\x18\x02 \x03(\x0b\x32\x1b.penstock.v1.ExceptionEntry\x12\x39\n\x0b\x63heckpoints\x18\x03 \x01(\x0b\x32$.penstock.v1.ListCheckpointsResponse\x12I\n\x12\x63heckpoint_numbers\x18\x04 \x01(\x0b\x32-.penstock.internal.v1.StoredCheckpointNumbers\x12\x16\n\x0erivals_started\x18\x05 \x01(\x03\x12\x12\n\nrivals_won\x18\x06 \x01(\x03\x12\x15\n\rrunning_at_ms\x18\x07 \x01(\x03\"\xec\x03\n\x0eStoredRestarts\x12\x0f\n\x07\x63ounted\x18\x01 \x01(\x03\x12\x11\n\tuncounted\x18\x02 \x01(\x03\x12\x45\n\tby_region\x18\x03 \x03(\x0b\x32\x32.penstock.internal.v1.StoredRestarts.ByRegionEntry\x12\x10\n\x08\x64\x65lay_ms\x18\x04 \x01(\x03\x12\x18\n\x10\x64\x65lay_ends_at_ms\x18\x05 \x01(\x03\x12\x12\n\nrestarting\x18\x06 \x03(\t\x12\x18\n\x10\x62\x61\x63koff_attempts\x18\x07 \x01(\x03\x12\x12\n\nbackoff_ms\x18\x08 \x01(\x01\x12\x1a\n\x12\x62\x61\x63koff_ends_at_ms\x18\t \x01(\x03\x12\x17\n\x0frestarted_at_ms\x18\n \x03(\x03\x12\x10\n\x08\x66\x61ilures\x18\x0b \x01(\x03\x12R\n\x10\x66\x61ilures_of_task\x18\x0c \x03(\x0b\x32\x38.penstock.internal.v1.StoredRestarts.FailuresOfTaskEntry\x1a/\n\rByRegionEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x35\n\x13\x46\x61iluresOfTaskEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x9b\x01\n\x17StoredCheckpointNumbers\x12\x11\n\tcompleted\x18\x01 \x01(\x03\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x03\x12\x18\n\x10last_duration_ms\x18\x03 \x01(\x03\x12\x15\n\rsafe_since_ms\x18\x04 \x01(\x03\x12,\n\x04last\x18\x05 \x01(\x0b\x32\x1e.penstock.v1.CheckpointDetails\"\xbc\x01\n\x0cStoredDrains\x12\x14\n\x0cleader_epoch\x18\x01 \x01(\x04\x12\x10\n\x08revision\x18\x02 \x01(\x04\x12\x12\n\noperations\x18\x03 \x01(\x0c\x12@\n\x07\x64rained\x18\x04 \x03(\x0b\x32/.penstock.internal.v1.StoredDrains.DrainedEntry\x1a.\n\x0c\x44rainedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"{\n\tStoredEnd\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x13\n\x0b\x65nded_at_ms\x18\x03 \x01(\x03\x12\x10\n\x08is_clean\x18\x04 \x01(\x08\x12(\n\x07\x64\x65tails\x18\x05 \x01(\x0b\x32\x17.penstock.v1.JobDetailsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,26 +41,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOREDRESTARTS_FAILURESOFTASKENTRY']._serialized_options = b'8\001'
   _globals['_STOREDDRAINS_DRAINEDENTRY']._loaded_options = None
   _globals['_STOREDDRAINS_DRAINEDENTRY']._serialized_options = b'8\001'
-  _globals['_STOREDLEADER']._serialized_start=78
-  _globals['_STOREDLEADER']._serialized_end=177
-  _globals['_STOREDJOB']._serialized_start=180
-  _globals['_STOREDJOB']._serialized_end=702
-  _globals['_STOREDJOB_TASKMANAGERSENTRY']._serialized_start=651
-  _globals['_STOREDJOB_TASKMANAGERSENTRY']._serialized_end=702
-  _globals['_STOREDHISTORY']._serialized_start=705
-  _globals['_STOREDHISTORY']._serialized_end=1026
-  _globals['_STOREDRESTARTS']._serialized_start=1029
-  _globals['_STOREDRESTARTS']._serialized_end=1521
-  _globals['_STOREDRESTARTS_BYREGIONENTRY']._serialized_start=1419
-  _globals['_STOREDRESTARTS_BYREGIONENTRY']._serialized_end=1466
-  _globals['_STOREDRESTARTS_FAILURESOFTASKENTRY']._serialized_start=1468
-  _globals['_STOREDRESTARTS_FAILURESOFTASKENTRY']._serialized_end=1521
-  _globals['_STOREDCHECKPOINTNUMBERS']._serialized_start=1524
-  _globals['_STOREDCHECKPOINTNUMBERS']._serialized_end=1679
-  _globals['_STOREDDRAINS']._serialized_start=1682
-  _globals['_STOREDDRAINS']._serialized_end=1870
-  _globals['_STOREDDRAINS_DRAINEDENTRY']._serialized_start=1824
-  _globals['_STOREDDRAINS_DRAINEDENTRY']._serialized_end=1870
-  _globals['_STOREDEND']._serialized_start=1872
-  _globals['_STOREDEND']._serialized_end=1995
+  _globals['_STOREDLEADER']._serialized_start=108
+  _globals['_STOREDLEADER']._serialized_end=207
+  _globals['_STOREDJOB']._serialized_start=210
+  _globals['_STOREDJOB']._serialized_end=732
+  _globals['_STOREDJOB_TASKMANAGERSENTRY']._serialized_start=681
+  _globals['_STOREDJOB_TASKMANAGERSENTRY']._serialized_end=732
+  _globals['_STOREDSTART']._serialized_start=735
+  _globals['_STOREDSTART']._serialized_end=954
+  _globals['_STOREDHISTORY']._serialized_start=957
+  _globals['_STOREDHISTORY']._serialized_end=1278
+  _globals['_STOREDRESTARTS']._serialized_start=1281
+  _globals['_STOREDRESTARTS']._serialized_end=1773
+  _globals['_STOREDRESTARTS_BYREGIONENTRY']._serialized_start=1671
+  _globals['_STOREDRESTARTS_BYREGIONENTRY']._serialized_end=1718
+  _globals['_STOREDRESTARTS_FAILURESOFTASKENTRY']._serialized_start=1720
+  _globals['_STOREDRESTARTS_FAILURESOFTASKENTRY']._serialized_end=1773
+  _globals['_STOREDCHECKPOINTNUMBERS']._serialized_start=1776
+  _globals['_STOREDCHECKPOINTNUMBERS']._serialized_end=1931
+  _globals['_STOREDDRAINS']._serialized_start=1934
+  _globals['_STOREDDRAINS']._serialized_end=2122
+  _globals['_STOREDDRAINS_DRAINEDENTRY']._serialized_start=2076
+  _globals['_STOREDDRAINS_DRAINEDENTRY']._serialized_end=2122
+  _globals['_STOREDEND']._serialized_start=2124
+  _globals['_STOREDEND']._serialized_end=2247
 # @@protoc_insertion_point(module_scope)

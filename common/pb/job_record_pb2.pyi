@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from penstock.pb import checkpoint_pb2 as _checkpoint_pb2
 from penstock.pb import client_pb2 as _client_pb2
 import builtins as _builtins
 import sys
@@ -156,6 +157,62 @@ class StoredJob(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StoredJob: _TypeAlias = StoredJob  # noqa: Y015
+
+@_typing.final
+class StoredStart(_message.Message):
+    """What a job that is being submitted claims of what it starts from, before it does: until the job has a record, it says how that is
+    given back (jobmanager/dispatcher/claimed_start_store.py).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    URI_FIELD_NUMBER: _builtins.int
+    STORE_URI_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    OPEN_SAVEPOINTS_FIELD_NUMBER: _builtins.int
+    IS_CLAIM_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    COMMITS_FIELD_NUMBER: _builtins.int
+    CLAIMANT_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    uri: _builtins.str
+    """As of a RestorePoint; the manifest only as far as it says what this is, and where its output is decided."""
+    store_uri: _builtins.str
+    owner: _builtins.str
+    is_claim: _builtins.bool
+    """What it starts from is to be its own."""
+    head: _builtins.bytes
+    """HEAD as it was found, whole; where it is claimed."""
+    commits: _builtins.bool
+    """It commits the output, in the place of that job, if there is one."""
+    claimant: _builtins.str
+    @_builtins.property
+    def manifest(self) -> _checkpoint_pb2.CheckpointManifest: ...
+    @_builtins.property
+    def open_savepoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        uri: _builtins.str = ...,
+        store_uri: _builtins.str = ...,
+        manifest: _checkpoint_pb2.CheckpointManifest | None = ...,
+        owner: _builtins.str = ...,
+        open_savepoints: _abc.Iterable[_builtins.str] | None = ...,
+        is_claim: _builtins.bool = ...,
+        head: _builtins.bytes = ...,
+        commits: _builtins.bool = ...,
+        claimant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimant", b"claimant", "commits", b"commits", "head", b"head", "is_claim", b"is_claim", "job_id", b"job_id", "manifest", b"manifest", "open_savepoints", b"open_savepoints", "owner", b"owner", "store_uri", b"store_uri", "uri", b"uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredStart: _TypeAlias = StoredStart  # noqa: Y015
 
 @_typing.final
 class StoredHistory(_message.Message):

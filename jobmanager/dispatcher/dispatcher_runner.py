@@ -19,6 +19,7 @@ from common.metrics import NamedMetrics
 from common.pb import internal_pb2, job_record_pb2
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
 from jobmanager.dispatcher.asked_operations_runner import AskedOperationsRunner
+from jobmanager.dispatcher.claimed_starts_runner import ClaimedStartsRunner
 from jobmanager.dispatcher.ended_jobs_runner import EndedJobsRunner
 from jobmanager.dispatcher.job_start_runner import JobStart, check_takes_checkpoints
 from jobmanager.dispatcher.known_jobs import KnownJob, KnownJobs
@@ -45,7 +46,7 @@ from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.stored_job import StoredJob
 from jobmanager.traces.span import ReportSpan
 from penstock.config import Configuration
-from penstock.errors import JobRejected, StoreNotFound, StoreTransient, StreamError
+from penstock.errors import Fenced, JobRejected, StoreNotFound, StoreTransient, StreamError
 from penstock.graph.plan_text import what_grows
 from penstock.pb import client_pb2, graph_pb2
 
@@ -91,8 +92,9 @@ class DispatcherRunner:
         self.jobs = KnownJobs(config.jobmanager_retained_jobs)
         cluster.partitions.jobs = self.jobs
         self.operations = AskedOperationsRunner(self.jobs)
-        self._checks = SubmissionChecksRunner(config, self.jobs)
         self._submissions = SubmissionsRunner(self._start)
+        self._starts = ClaimedStartsRunner(self.jobs, store, self._submissions.turn, self._start)
+        self._checks = SubmissionChecksRunner(config, self.jobs, self._starts)
         self._records = StoreCallsRunner("the jobs' records", _RECORD_TIMEOUT_MS, lambda: None)
         self.ends = EndedJobsRunner(
             self.jobs,
@@ -109,6 +111,7 @@ class DispatcherRunner:
             self.jobs,
             store,
             self._records,
+            self._starts,
             artifacts,
             cluster,
             self.ends,
@@ -213,11 +216,12 @@ class DispatcherRunner:
             now_ms = self._clock.now_ms()
             unused = await self._save(job_id, graph, now_ms, start)
             if self._stopping:  # nobody has been told of it
-                await self._records.run("remove", partial(self._store.remove, job_id))
+                await self._records.run("remove", partial(self._store.withdraw, job_id))
                 if start is not None:
-                    await self._checks.give_back(start)
+                    await self._starts.give_back(job_id)
                 self._check_not_stopping()
             self._begin(job, now_ms, self._options(job, None, unused))
+        await self._starts.settle(job_id)
         self._log.info("job.accepted", job_id=job_id, name=graph.name)
         if job.settings.warning:
             self._log.warning("job.without_checkpoints", job_id=job_id, reason=job.settings.warning)
@@ -232,12 +236,11 @@ class DispatcherRunner:
             return await self._records.run(
                 "store", partial(self._store.save, job_id, graph, now_ms)
             )
-        except StoreSilent:  # it may be stored yet, and has what it has claimed then
-            raise
-        except StoreTransient:
-            if start is not None:
-                await self._records.run("remove", partial(self._store.withdraw, job_id))
-                await self._checks.give_back(start)
+        except StreamError as error:
+            if start is not None and isinstance(error, Fenced | StoreSilent):
+                await self._starts.give_back_later(job_id, error)
+            elif start is not None:
+                await self._starts.give_back(job_id)
             raise
 
     async def check_storage(self) -> None:

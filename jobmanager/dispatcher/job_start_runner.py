@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from common.pb import job_record_pb2
+from jobmanager.dispatcher.claimed_start_store import stored_start
 from jobmanager.failover.restart_settings import over_cluster
 from jobmanager.job.job_description import JobDescription, is_checkpoint_path
 from jobmanager.job.job_record import PATH_KEY
@@ -20,7 +22,6 @@ from penstock.graph.output_in_doubt import (
     claim_output,
     decide_output,
     original_not_asked,
-    release_output,
 )
 from penstock.graph.restore_check import (
     RestoreCheck,
@@ -35,10 +36,10 @@ from penstock.storage.open_store import open_store, place_of
 from penstock.storage.restore_point import (
     RestorePoint,
     claim_savepoint,
-    give_savepoint_back,
     open_restore_point,
 )
 from penstock.storage.savepoint import OWNER_PATH
+from penstock.storage.swapped_object import NewerLeader
 
 _log = structlog.get_logger(__name__)
 
@@ -57,7 +58,6 @@ class JobStart:
         is_claim: what it starts from is to be the job's own.
         check: what becomes of each state.
         output: what becomes of output that is prepared in it.
-        heads: HEAD beside it, where it is a checkpoint.
     """
 
     job_id: str
@@ -66,60 +66,62 @@ class JobStart:
     is_claim: bool
     check: RestoreCheck
     output: OutputDecision
-    heads: HeadStore
 
-    def claim_output(self, has_ended: Callable[[str], bool]) -> None:
+    def claim_output(
+        self,
+        note: Callable[[job_record_pb2.StoredStart], None],
+        has_ended: Callable[[str], bool],
+    ) -> None:
         """Says what the job is about to do with output that another one may publish as well; blocks. To be repeated
         after an error.
 
         Args:
+            note: as of ``claim``; what is claimed is noted with it.
             has_ended: whether a job is known to have ended.
 
         Raises:
             JobRejected: the other one has been faster.
             StoreTransient: it cannot be said now.
         """
+        says_so = self.output.commits if self.point.is_savepoint else self.point.open_savepoints
+        if says_so and not self.is_claim:
+            note(self._stored())
         if untold := claim_output(self.point, self.output, self.job_id, has_ended):
             _log.warning("savepoint.original_not_asked", path=self.point.uri, reason=untold)
 
-    def claim(self) -> None:
+    def claim(self, note: Callable[[job_record_pb2.StoredStart], None]) -> None:
         """Makes what the job starts from its own, and nobody else's; blocks. To be repeated after an error.
 
+        Args:
+            note: keeps what is about to be claimed, so that it can be given back.
+
         Raises:
+            NewerLeader: it cannot be kept: another JobManager leads.
             JobRejected: another job has claimed it.
             StoreTransient: it cannot be claimed now.
         """
         point = self.point
         try:
             if point.is_savepoint:
+                note(self._stored())
                 claim_savepoint(point, self.job_id)
                 return
             checkpoint_id = point.manifest.checkpoint_id
             started = started_from(point, self.check, self.output, path=point.uri, is_claimed=True)
-            self.heads.take_over(self.job_id, point.owner, checkpoint_id, started)
+            HeadStore(point.store).take_over(
+                self.job_id,
+                point.owner,
+                checkpoint_id,
+                started,
+                lambda head: note(self._stored(head)),
+            )
+        except NewerLeader:
+            raise
         except (Fenced, StoreNotFound, StoreCorrupt) as error:
             raise JobRejected(f"{point.uri} cannot be claimed: {error}") from error
 
-    def give_back(self) -> None:
-        """Undoes what ``claim`` has done for a job that was refused all the same; blocks.
-
-        Raises:
-            StreamError: it cannot be undone now.
-        """
-        if not self.is_claim:
-            return
-        if self.point.is_savepoint:
-            give_savepoint_back(self.point, self.job_id)
-        else:
-            self.heads.give_back(self.job_id)
-
-    def release_output(self) -> None:
-        """Undoes what ``claim_output`` has done for a job that was refused all the same; blocks.
-
-        Raises:
-            StoreTransient: it cannot be undone now.
-        """
-        release_output(self.point, self.output, self.job_id)
+    def _stored(self, head: bytes = b"") -> job_record_pb2.StoredStart:
+        return stored_start(self.job_id, self.point, self.output, head, is_claim=self.is_claim)
 
 
 def check_takes_checkpoints(job: JobDescription) -> None:
@@ -193,7 +195,7 @@ def prepare_start(
     is_claim = config.execution_state_recovery_claim_mode == "claim"
     if is_claim:
         _check_claim(point, config)
-    return JobStart(job_id, found, point, is_claim, check, output, HeadStore(point.store))
+    return JobStart(job_id, found, point, is_claim, check, output)
 
 
 def _check_is_free(

@@ -16,6 +16,7 @@ import structlog
 
 from common.clock import Clock
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
+from jobmanager.dispatcher.claimed_starts_runner import ClaimedStartsRunner
 from jobmanager.dispatcher.ended_jobs_runner import EndedJobsRunner
 from jobmanager.dispatcher.known_jobs import KnownJob, KnownJobs, Unreadable
 from jobmanager.dispatcher.recovery import (
@@ -47,6 +48,7 @@ class RecoveryRunner:
         config: of the cluster.
         store: has their records.
         calls: to that store, which may hang.
+        starts: gives back what was claimed for jobs that have no record.
         artifacts: their code.
         cluster: where TaskManagers tell what they run of them.
         ends: takes those that have ended.
@@ -61,6 +63,7 @@ class RecoveryRunner:
         jobs: KnownJobs,
         store: JobStore,
         calls: StoreCallsRunner,
+        starts: ClaimedStartsRunner,
         artifacts: ArtifactStore,
         cluster: ClusterRunner,
         ends: EndedJobsRunner,
@@ -73,6 +76,7 @@ class RecoveryRunner:
         self._jobs = jobs
         self._store = store
         self._calls = calls
+        self._starts = starts
         self._artifacts = artifacts
         self._cluster = cluster
         self._ends = ends
@@ -90,6 +94,7 @@ class RecoveryRunner:
             StoreTransient: it cannot be found out which there are.
         """
         found = await self._calls.run("find the jobs", self._store.stored)
+        await self._starts.give_back_all(self._store.unstored())
         for stored in await self._with_artifacts(found):
             self._recover(stored)
 
@@ -209,6 +214,7 @@ class RecoveryRunner:
                 self._jobs.pop(job_id).record.changed.set()
                 self._jobs.count()
                 await self._free_found(job_id)
+                await self._starts.give_back_all(self._store.unstored())
                 return
             found = await self._with_artifacts([stored])
             if unreadable.again.is_set():

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
-import structlog
-
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
+from jobmanager.dispatcher.claimed_starts_runner import ClaimedStartsRunner
 from jobmanager.dispatcher.job_start_runner import JobStart, prepare_start, starts_from
 from jobmanager.dispatcher.known_jobs import KnownJobs
 from jobmanager.job.job_description import JobDescription, check_checkpoint_directory
@@ -30,13 +29,15 @@ class SubmissionChecksRunner:
 
     Args:
         config: of the cluster.
+        starts: keeps what is claimed, and gives it back.
     """
 
-    def __init__(self, config: Configuration, jobs: KnownJobs) -> None:
+    def __init__(self, config: Configuration, jobs: KnownJobs, starts: ClaimedStartsRunner) -> None:
         self._config = config
         self._jobs = jobs
+        self._starts = starts
         self._calls = StoreCallsRunner("submitted jobs", CHECK_TIMEOUT_MS, lambda: None)
-        self._log = structlog.get_logger(__name__)
+        starts.hanging = lambda: self._calls.hanging
 
     async def find_start(self, job_id: str, graph: graph_pb2.JobGraph) -> JobStart | None:
         """What the job starts from; None = from nothing.
@@ -48,6 +49,7 @@ class SubmissionChecksRunner:
         path = starts_from(graph, self._config)
         if not path:
             return None
+        await self._starts.undo(job_id)
         prepare = partial(prepare_start, job_id, graph, self._config)
 
         def look() -> JobStart:
@@ -84,10 +86,10 @@ class SubmissionChecksRunner:
             if start.is_claim:
                 await self._claim(start)
             which = f"{start.point.uri}, which it is to start from,"
-            work = partial(start.claim_output, self._jobs.has_ended)
+            work = partial(start.claim_output, self._starts.note, self._jobs.has_ended)
             await self._call("claim output", start.graph.name, which, work)
         except StreamError as error:
-            await self.give_back(start)
+            await self._starts.give_back(start.job_id)
             is_own = start.point.is_savepoint and directory != ""  # or else it is the other job's
             if is_own and isinstance(error, JobRejected):
                 which = f"{directory}, where its checkpoints were to be kept,"
@@ -97,20 +99,6 @@ class SubmissionChecksRunner:
         original = self._jobs.get(start.point.owner)
         if start.is_claim and original is not None:
             original.record.left = ""
-
-    async def give_back(self, start: JobStart) -> None:
-        """What was claimed for a job that does not begin is as it was before; what cannot be given back is logged."""
-        which = f"{start.point.uri}, which it was to start from,"
-        for give_back in (start.release_output, start.give_back):
-            try:
-                await self._call("give back", start.graph.name, which, give_back)
-            except StreamError as error:
-                self._log.warning(
-                    "start.not_given_back",
-                    job_id=start.job_id,
-                    path=start.point.uri,
-                    reason=str(error),
-                )
 
     async def _claim(self, start: JobStart) -> None:
         needing = self._jobs.needing(start.point.store_uri)
@@ -122,7 +110,7 @@ class SubmissionChecksRunner:
                 "--claim"
             )
         which = f"{start.point.uri}, which it is to start from,"
-        await self._call("claim", start.graph.name, which, start.claim)
+        await self._call("claim", start.graph.name, which, partial(start.claim, self._starts.note))
 
     async def check_directory(self, job: JobDescription) -> None:
         """Sees whether the job's checkpoints can be kept where they are to be.

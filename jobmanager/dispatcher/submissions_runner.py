@@ -55,7 +55,7 @@ class SubmissionsRunner:
         answer: asyncio.Future[None],
     ) -> None:
         try:
-            async with self._turn(job_id):
+            async with self.turn(job_id):
                 await work(answer.cancelled)
         except Exception as error:  # noqa: BLE001 - raised by who waits for it
             if not answer.done():
@@ -69,7 +69,8 @@ class SubmissionsRunner:
             answer.cancel()  # where the JobManager ends; else it is answered
 
     @asynccontextmanager
-    async def _turn(self, job_id: str) -> AsyncIterator[None]:
+    async def turn(self, job_id: str) -> AsyncIterator[None]:
+        """While one has it, no submission of that id is worked on."""
         turn = self._turns.setdefault(job_id, _Turn())
         turn.count += 1
         try:

@@ -15,33 +15,28 @@ Every method blocks and may be called from any thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Final
 
 from common.pb import job_record_pb2
 from jobmanager.stores.leader_store import LeaderStore
+from jobmanager.stores.record_store import RECORD_NAME, NoRecordError, RecordStore
+from jobmanager.stores.starts_store import StartsStore, start_path
 from jobmanager.stores.stored_job import (
     GRAPH_PREFIX,
     StoredJob,
     decode_graph,
-    decode_record,
     digest_of,
-    encode_record,
     graph_name,
+    mark_removed,
+    mark_unstored,
+    unreadable,
 )
-from penstock.errors import Fenced, StoreCorrupt, StoreNotFound, StoreTransient, StreamError
+from penstock.errors import Fenced, StoreNotFound, StoreTransient, StreamError
 from penstock.pb import graph_pb2
 from penstock.storage.object_store import ObjectStore, delete_all
-from penstock.storage.swap_counts import SwappedKind
-from penstock.storage.swapped_object import NewerLeader, SwappedObject
-
-RECORD_NAME: Final = "record"
-
-_CLAIM_ATTEMPTS: Final = 16
-
-_Note = Callable[[job_record_pb2.StoredJob], None]
+from penstock.storage.swapped_object import NewerLeader
 
 
 class JobStore:
@@ -57,8 +52,10 @@ class JobStore:
         self._store = store
         self._uri = uri
         self._leader = leader
-        self._records: dict[str, _Record] = {}
+        self._records: dict[str, RecordStore] = {}
+        self._unstored: set[str] = set()
         self._lock = threading.Lock()
+        self.starts = StartsStore(store, uri, leader)
 
     @property
     def leader_epoch(self) -> int:
@@ -106,7 +103,7 @@ class JobStore:
         except Fenced:
             # Who leads may not have seen it, and nobody was told of it: nobody is to run it later.
             with suppress(StreamError):
-                record.change(_mark_removed)
+                record.change(mark_unstored)
             raise
         return record.own().attempts_end
 
@@ -142,37 +139,41 @@ class JobStore:
         try:
             return self._read(job_id)
         except NewerLeader as error:
-            return _unreadable(job_id, error)
+            return unreadable(job_id, error)
 
     def _read(self, job_id: str) -> StoredJob | None:
         try:
             record = self._record(job_id).own()
             if record.HasField("end") and not record.end.state:
-                self._delete_files(job_id)
+                if self._delete_files(job_id, keeps_start=not record.end.is_clean):
+                    self._unstored.add(job_id)
                 return None
             name = f"{job_id}/{graph_name(record.graph_digest)}"
             content = self._store.get(name)
             graph = decode_graph(content, record.graph_digest, f"{self._uri}/{name}")
-        except _NoRecordError:
+        except NoRecordError:
             return self._remove_unacknowledged(job_id)
         except NewerLeader:
             raise
         except StreamError as error:
-            return _unreadable(job_id, error)
+            return unreadable(job_id, error)
         return StoredJob(job_id, graph, record)
 
     def _remove_unacknowledged(self, job_id: str) -> StoredJob | None:
         """Who was storing it has not acknowledged it, and is refused by LEADER now. What else lies there is somebody's."""
         try:
             self._leader.verify()
-            if self._store.sizes([f"{job_id}/{RECORD_NAME}"]):
+            found = self._store.sizes([f"{job_id}/{RECORD_NAME}", start_path(job_id)])
+            if f"{job_id}/{RECORD_NAME}" in found:
                 raise StoreTransient(f"the record of job {job_id} was away for a moment")
             graphs = [one.path for one in self._store.list(f"{job_id}/{GRAPH_PREFIX}")]
             delete_all(self._store, [path for path in graphs if path.count("/") == 1])
+            if start_path(job_id) in found:
+                self._unstored.add(job_id)
         except NewerLeader:
             raise
         except StreamError as error:
-            return _unreadable(job_id, error)
+            return unreadable(job_id, error)
         return None
 
     def remove(self, job_id: str) -> None:
@@ -183,27 +184,40 @@ class JobStore:
             StoreTransient: it cannot be removed now.
         """
         # Only who can still replace the record may delete it; half removed, it says so.
-        with suppress(_NoRecordError):
-            self._record(job_id).change(_mark_removed)
+        with suppress(NoRecordError):
+            self._record(job_id).change(mark_removed)
         self._delete_files(job_id)
         with self._lock:
             self._records.pop(job_id, None)
 
+    def unstored(self) -> list[str]:
+        """Jobs without a record that may have claimed what they were to start from, as far as they were found since the
+        last call."""
+        found = list(self._unstored)
+        self._unstored.clear()
+        return found
+
     def withdraw(self, job_id: str) -> None:
-        """Nobody runs a job whose ``save`` has failed. May be repeated.
+        """Nobody runs a job whose ``save`` has failed; what it has claimed can still be given back. May be repeated.
 
         Raises: as ``remove``.
         """
         self._leader.verify()
         try:
-            self._record(job_id).own()
-        except _NoRecordError:  # its graph, if that is there, is removed by the next leader
+            self._record(job_id).change(mark_unstored)
+        except NoRecordError:  # its graph, if that is there, is removed by the next leader
             return
-        self.remove(job_id)
+        self._delete_files(job_id, keeps_start=True)
+        with self._lock:
+            self._records.pop(job_id, None)
 
-    def _delete_files(self, job_id: str) -> None:
+    def _delete_files(self, job_id: str, *, keeps_start: bool = False) -> bool:
+        """Returns whether what it has claimed is there still."""
         self._store.delete(f"{job_id}/{RECORD_NAME}")
-        delete_all(self._store, [one.path for one in self._store.list(f"{job_id}/")])
+        paths = {one.path for one in self._store.list(f"{job_id}/")}
+        kept = paths & {start_path(job_id)} if keeps_start else set()
+        delete_all(self._store, paths - kept)
+        return bool(kept)
 
     # ------------------------------------------------------------ what is noted of it
 
@@ -371,127 +385,10 @@ class JobStore:
 
         self._record(job_id).change(note)
 
-    def _record(self, job_id: str) -> _Record:
+    def _record(self, job_id: str) -> RecordStore:
         with self._lock:
             record = self._records.get(job_id)
             if record is None:
-                record = _Record(self._store, self._uri, job_id, self._leader)
+                record = RecordStore(self._store, self._uri, job_id, self._leader)
                 self._records[job_id] = record
             return record
-
-
-class _NoRecordError(StoreNotFound):
-    """A job has no record."""
-
-
-def _unreadable(job_id: str, error: StreamError) -> StoredJob:
-    graph = graph_pb2.JobGraph(name=f"job {job_id[:8]}, unreadable")
-    return StoredJob(job_id, graph, problem=str(error))
-
-
-def _note_nothing(_record: job_record_pb2.StoredJob) -> None:
-    """What is newest is written by itself."""
-
-
-def _mark_removed(record: job_record_pb2.StoredJob) -> None:
-    record.end.Clear()
-    record.end.is_clean = True
-
-
-class _Record:
-    """The record of one job; its methods wait for each other."""
-
-    def __init__(self, store: ObjectStore, uri: str, job_id: str, leader: LeaderStore) -> None:
-        path = f"{job_id}/{RECORD_NAME}"
-        self._object = SwappedObject(store, path, SwappedKind.RECORD, self._lost)
-        self._object.name = self._path = f"{uri}/{path}"
-        self._job_id = job_id
-        self._leader = leader
-        self._lock = threading.Lock()
-        self._now: job_record_pb2.StoredJob | None = None
-        """What it says; None = it is not this leader's yet."""
-        self._newest: dict[str, _Note] = {}
-        """What every change takes along, by what it is of."""
-
-    def own(self) -> job_record_pb2.StoredJob:
-        """What it says, which only this leader replaces from then on."""
-        with self._lock:
-            return self._claimed()
-
-    def create(self, first: job_record_pb2.StoredJob) -> None:
-        """Makes it, or makes it this leader's where there is one: of a submission that nobody acknowledged."""
-        with self._lock:
-            if self._now is not None:
-                return
-
-            def claimed(found: job_record_pb2.StoredJob | None) -> job_record_pb2.StoredJob:
-                first.attempts_end = 0 if found is None else found.attempts_end
-                return first
-
-            self._take_over(claimed)
-
-    def change_to_newest(self, what: str, note: _Note) -> None:
-        """As ``change``; whatever is changed from now on takes it along, until a newer one of the same is asked for.
-
-        So one whose call was given up on, and comes late, undoes nothing of what was asked for after it.
-        """
-        self._newest[what] = note
-        self.change(_note_nothing)
-
-    def change(self, note: _Note) -> None:
-        """Replaces it by what ``note`` makes of it."""
-        with self._lock:
-            now, new = self._claimed(), job_record_pb2.StoredJob()
-            new.CopyFrom(now)
-            for one in (*self._newest.copy().values(), note):
-                one(new)
-            if new == now and not self._object.is_uncertain:
-                return
-            new.revision = now.revision = now.revision + 1
-            self._object.swap(encode_record(new))
-            self._now = new
-
-    def _claimed(self) -> job_record_pb2.StoredJob:
-        if self._now is not None:
-            return self._now
-
-        def claimed(found: job_record_pb2.StoredJob | None) -> job_record_pb2.StoredJob:
-            if found is None:
-                raise _NoRecordError(f"job {self._job_id} has no record: {self._object.why_absent}")
-            return found
-
-        return self._take_over(claimed)
-
-    def _take_over(
-        self, claimed: Callable[[job_record_pb2.StoredJob | None], job_record_pb2.StoredJob]
-    ) -> job_record_pb2.StoredJob:
-        for _ in range(_CLAIM_ATTEMPTS):
-            content, found, revision = self._object.content(), None, 0
-            if content is not None:
-                found = decode_record(content, self._path)
-                revision = found.revision
-                if found.leader_epoch > self._leader.epoch:
-                    raise self._lost(content)
-            record = claimed(found)
-            record.leader_epoch, record.revision = self._leader.epoch, revision + 1
-            if self._object.take_over(content, encode_record(record)):
-                self._now = record
-                return record
-        raise StoreTransient(f"{self._path} changes all the time: do several JobManagers lead?")
-
-    def _lost(self, content: bytes | None) -> StreamError:
-        if content is None:
-            return StoreNotFound(
-                f"{self._path} is gone: {self._object.why_absent}; somebody has removed it, or the storage is not "
-                "there any more"
-            )
-        try:
-            epoch = decode_record(content, self._path).leader_epoch
-        except StoreCorrupt as error:
-            return error
-        newer = NewerLeader(
-            f"job {self._job_id} is no longer that of leader epoch {self._leader.epoch}: epoch {epoch} has it",
-            epoch,
-        )
-        self._leader.met(newer)
-        return newer

@@ -9,7 +9,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from common.pb import job_record_pb2
-from penstock.errors import StoreCorrupt
+from penstock.errors import StoreCorrupt, StreamError
 from penstock.pb import graph_pb2
 from penstock.storage.framing import FrameFormat, decode_frame, encode_frame
 
@@ -43,6 +43,24 @@ class StoredJob:
     def is_clean(self) -> bool:
         """Nothing is left of it that is still to be deleted."""
         return self.record.end.is_clean
+
+
+def unreadable(job_id: str, error: StreamError) -> StoredJob:
+    """A job of which something cannot be read."""
+    graph = graph_pb2.JobGraph(name=f"job {job_id[:8]}, unreadable")
+    return StoredJob(job_id, graph, problem=str(error))
+
+
+def mark_removed(record: job_record_pb2.StoredJob) -> None:
+    """Nothing of the job is needed any more."""
+    record.end.Clear()
+    record.end.is_clean = True
+
+
+def mark_unstored(record: job_record_pb2.StoredJob) -> None:
+    """The job was never acknowledged; what it has claimed may have to be given back."""
+    record.end.Clear()
+    record.end.SetInParent()
 
 
 def encode_record(record: job_record_pb2.StoredJob) -> bytes:

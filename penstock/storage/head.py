@@ -11,7 +11,7 @@ the epoch never goes down.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,8 +70,6 @@ class HeadStore:
         self._job_id = ""
         self._named: list[str] = []
         """Manifests, by HEAD as this instance wrote it last."""
-        self._taken: checkpoint_pb2.CheckpointHead | None = None
-        """What ``take_over`` found; None = it has replaced nothing."""
 
     def read(self) -> checkpoint_pb2.CheckpointHead | None:
         """HEAD as it is now, whoever wrote it; None = the job has none.
@@ -144,6 +142,7 @@ class HeadStore:
         owner: str,
         checkpoint_id: int,
         started_from: checkpoint_pb2.StartedFrom,
+        note: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """Makes HEAD another job's, which goes on from one of its checkpoints; newer ones are forgotten.
 
@@ -154,6 +153,7 @@ class HeadStore:
             owner: the job that is to lose it.
             checkpoint_id: what is gone on from.
             started_from: what HEAD tells of it.
+            note: is told what HEAD is, for ``give_back``, before it is replaced.
 
         Raises:
             Fenced: it is neither job's, or does not name the checkpoint any more; it stays as it is.
@@ -170,7 +170,6 @@ class HeadStore:
                 return
             if head.job_id != owner:
                 raise Fenced(f"job {head.job_id} has claimed it")
-            found = decode_head(content)
             kept = [one for one in head.retained if one.checkpoint_id <= checkpoint_id]
             if not kept or kept[-1].checkpoint_id != checkpoint_id:
                 raise Fenced(f"{HEAD_PATH} of job {owner} does not name it any more")
@@ -179,23 +178,27 @@ class HeadStore:
             # The epochs of another cluster mean nothing here.
             head.job_id, head.leader_epoch = job_id, 0
             head.started_from.CopyFrom(started_from)
-            self._taken = found
+            note(content)
             if self._object.hand_over(content, _encode(head, os.urandom(_TOKEN_BYTES))):
                 return
         raise StoreTransient(f"{HEAD_PATH} of job {owner} changed while job {job_id} claimed it")
 
-    def give_back(self, job_id: str) -> None:
+    def give_back(self, job_id: str, found: bytes) -> None:
         """Undoes ``take_over`` for a job that never began, whether that had succeeded or is not known to have. Nothing
-        changes where it had replaced nothing, or HEAD has become another's since.
+        changes where HEAD has become another's since.
+
+        Args:
+            job_id: that job.
+            found: what was noted; b"" = nothing, so that nothing was replaced.
 
         Raises:
             StoreCorrupt: it cannot be understood; it stays.
             StoreTransient: it cannot be read or written now.
         """
-        content = self._object.content() if self._taken is not None else None
-        if content is None or self._taken is None:
+        content = self._object.content() if found else None
+        if content is None:
             return
-        head, before = decode_head(content), self._taken
+        head, before = decode_head(content), decode_head(found)
         if head == before or (head.job_id, head.leader_epoch) == (job_id, 0):
             # Also where it is as it was: a swap that is late finds another token.
             self._object.hand_over(content, _encode(before, os.urandom(_TOKEN_BYTES)))

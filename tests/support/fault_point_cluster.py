@@ -22,15 +22,18 @@ FAULT_POINTS = Path(__file__).parent / "fault_points"
 class FaultPoints:
     """A cluster whose leaders die where they are told to."""
 
-    def __init__(self, cluster: LocalCluster, place: Path) -> None:
+    def __init__(self, cluster: LocalCluster, place: Path, jobmanagers: int = 2) -> None:
         self.cluster = cluster
         self._place = place
+        self._jobmanagers = jobmanagers
         place.mkdir()
 
     def start(self) -> None:
         """Starts what is not there."""
         environment = {"PYTHONPATH": str(FAULT_POINTS), "FAULT_POINTS": str(self._place)}
-        self.cluster.start(jobmanagers=2, taskmanagers=2, slots=2, environment=environment)
+        self.cluster.start(
+            jobmanagers=self._jobmanagers, taskmanagers=2, slots=2, environment=environment
+        )
 
     def arm(self, point: str) -> None:
         """The next leader to come there dies."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common.pb import job_record_pb2
-from jobmanager.stores.job_store import RECORD_NAME
+from jobmanager.stores.record_store import RECORD_NAME
 from jobmanager.stores.stored_job import decode_record, encode_record
 
 

@@ -32,8 +32,9 @@ from jobmanager.leadership.election import (
     encode_leader,
     reason_to_end,
 )
-from jobmanager.stores.job_store import RECORD_NAME, JobStore
+from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.leader_store import LEADER_PATH, LeaderStore
+from jobmanager.stores.record_store import RECORD_NAME
 from jobmanager.stores.stored_job import decode_record
 from penstock.errors import Fenced, StoreTransient
 from penstock.pb import graph_pb2

@@ -18,6 +18,8 @@ import pytest
 
 from jobmanager.dispatcher.job_start_runner import JobStart
 from jobmanager.stores.job_store import JobStore
+from jobmanager.stores.record_store import RECORD_NAME
+from jobmanager.stores.starts_store import START_NAME
 from penstock.errors import StoreTransient
 from penstock.graph.output_in_doubt import IN_DOUBT_KEY
 from penstock.pb import checkpoint_pb2, graph_pb2
@@ -157,19 +159,20 @@ def test_where_its_client_has_gone_before_nothing_is_claimed(
     run(scenario)
 
 
+@pytest.mark.parametrize("in_the_way_of", [START_NAME, RECORD_NAME])
 def test_where_it_cannot_be_stored_all_is_given_back(
-    cluster_of: Any, make_graph: Any, saved: Path, tmp_path: Path
+    cluster_of: Any, make_graph: Any, saved: Path, tmp_path: Path, in_the_way_of: str
 ) -> None:
     async def scenario() -> None:
         async with cluster_of() as cluster:
             dispatcher, graph = cluster.jobmanager.dispatcher, claiming(make_graph(), saved)
-            in_its_way = tmp_path / "jobmanager" / "jobs" / JOB
-            in_its_way.parent.mkdir(exist_ok=True)
-            in_its_way.write_bytes(b"")
+            in_its_way = tmp_path / "jobmanager" / "jobs" / JOB / in_the_way_of
+            in_its_way.mkdir(parents=True)
             with pytest.raises(StoreTransient):
                 await dispatcher.submit(JOB, graph)
-            assert claimants(saved) == ("", None)
-            in_its_way.unlink()
+            while claimants(saved) != ("", None):  # noqa: ASYNC110 - nobody asks for it
+                await asyncio.sleep(0.01)
+            in_its_way.rmdir()
             await dispatcher.submit(JOB, graph)
             assert claimants(saved) == OWN
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import structlog
 
+from common.pb import job_record_pb2
 from jobmanager.checkpoint.next_head import head_opened
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
 from jobmanager.dispatcher.job_start_runner import prepare_start
@@ -32,6 +34,7 @@ from penstock.storage.kept_state import list_savepoints
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import encode_manifest
 from penstock.storage.memory_store import MemoryStore
+from penstock.storage.output_claim import read_claim
 from penstock.storage.prepared_output import COMMITTABLES
 from penstock.storage.restore_point import claim_savepoint, open_restore_point, remove_savepoint
 from penstock.storage.savepoint import (
@@ -40,6 +43,7 @@ from penstock.storage.savepoint import (
     OUTPUT_PATH,
     TAKEN_BACK_PATH,
 )
+from tests.support.claimed_starts import claimed_starts
 
 ORIGINAL, CLAIMER, NEW = "0" * 32, "1" * 32, "2" * 32
 
@@ -88,7 +92,7 @@ def begin(path: Path, job_id: str, said: str = "", ended: str = "") -> str:
     start = prepare_start(
         job_id, graph, Configuration.from_mapping(config), lambda _: False, ended.__eq__
     )
-    start.claim_output(ended.__eq__)
+    start.claim_output(lambda _: None, ended.__eq__)
     return start.graph.config[IN_DOUBT_KEY]
 
 
@@ -223,7 +227,9 @@ def test_what_a_job_has_claimed_that_is_refused_all_the_same_is_given_back(
     record.left = str(job / "chk-6")
     jobs[ORIGINAL] = KnownJob(record, None)
     record.enter(JobState.FAILED, 0)
-    checks = SubmissionChecksRunner(Configuration(), jobs)
+    checks = SubmissionChecksRunner(
+        Configuration(), jobs, claimed_starts(tmp_path / "kept", jobs)[0]
+    )
     before = HeadStore(LocalStore(job)).read(), list_savepoints(str(saved))
 
     async def claim(*, fails: bool) -> None:
@@ -242,6 +248,60 @@ def test_what_a_job_has_claimed_that_is_refused_all_the_same_is_given_back(
     assert record.restorable_from() == str(job / "chk-6")
     asyncio.run(claim(fails=False))
     assert open_restore_point(str(path)).owner == NEW
+
+
+@pytest.mark.parametrize("kind", ["savepoint", "checkpoint"])
+@pytest.mark.parametrize("has_claimed", [False, True])
+def test_the_next_jobmanager_gives_back_what_was_claimed_for_a_job_without_a_record(
+    tmp_path: Path, kind: str, has_claimed: bool
+) -> None:
+    """The first one ends on either side of the claim, and may have been asked for it before."""
+    saved, job = tmp_path / "saved", tmp_path / "job"
+    make_savepoint(saved)
+    leave_checkpoint(job, saved)
+    path, jobs = (saved if kind == "savepoint" else job), KnownJobs(1)
+    graph = graph_pb2.JobGraph(name="job")
+    graph.vertices.add(id="v0", parallelism=1).operators.add(uid="files")
+    graph.config["execution.state-recovery.path"] = str(path)
+    graph.config["execution.state-recovery.claim-mode"] = "claim"
+    graph.config[IN_DOUBT_KEY] = "commit"
+
+    def found() -> object:
+        [kept] = list_savepoints(str(saved))
+        claim = read_claim(LocalStore(saved))
+        return HeadStore(LocalStore(job)).read(), kept.owner, claim
+
+    before = found()
+
+    async def begin() -> None:
+        starts, _ = claimed_starts(tmp_path / "kept", jobs)
+        checks = SubmissionChecksRunner(Configuration(), jobs, starts)
+        start = await checks.find_start(NEW, graph)
+        assert start is not None
+
+        def note(stored: job_record_pb2.StoredStart) -> None:
+            starts.note(stored)
+            if not has_claimed:
+                raise InterruptedError
+
+        with suppress(InterruptedError):
+            start.claim(note)
+            start.claim_output(note, jobs.has_ended)
+        assert (found() == before) is not has_claimed
+
+    async def begin_next() -> None:
+        starts, store = claimed_starts(tmp_path / "kept", jobs)
+        assert store.stored() == []
+        await starts.give_back_all(store.unstored())
+        assert found() == before
+        assert store.stored() == []
+        assert store.unstored() == []
+
+    for _ in range(2):
+        asyncio.run(begin())
+        asyncio.run(begin_next())
+    asyncio.run(begin())  # by the same JobManager, where the same job is submitted again
+    asyncio.run(begin())
 
 
 @pytest.mark.parametrize(
@@ -292,7 +352,9 @@ def test_whoever_starts_from_what_was_claimed_is_told_by_which_job(tmp_path: Pat
     record = JobRecord(CLAIMER, graph, None, 0, started_from=lambda: claimed)
     jobs = KnownJobs(1)
     jobs[CLAIMER] = KnownJob(record, None)
-    checks = SubmissionChecksRunner(Configuration(), jobs)
+    checks = SubmissionChecksRunner(
+        Configuration(), jobs, claimed_starts(tmp_path / "kept", jobs)[0]
+    )
     graph.config["execution.state-recovery.path"] = f"{path}/"
     reason = rf"saved is no directory that exists.*; job {CLAIMER} was started from {path} and has"
     with pytest.raises(JobRejected, match=reason):

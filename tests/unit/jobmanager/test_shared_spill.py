@@ -41,6 +41,7 @@ from taskmanager.partitions.spill_layout import (
     SubpartitionIndex,
     encode_index,
 )
+from tests.support.claimed_starts import claimed_starts
 from tests.support.drawn_plans import drawn
 from tests.unit.jobmanager.test_partial_restarts import Story, deployed, finished_stage
 
@@ -100,7 +101,9 @@ def test_a_job_that_fails_leaves_nothing_there() -> None:
 
 def check(directory: Path, *, writes_blocking: bool = True) -> None:
     """What a submitted job's shared storage is asked."""
-    checks = SubmissionChecksRunner(Configuration(), KnownJobs(1))
+    checks = SubmissionChecksRunner(
+        Configuration(), KnownJobs(1), claimed_starts(None, KnownJobs(1))[0]
+    )
     job = SimpleNamespace(graph=SimpleNamespace(name="totals"), writes_blocking=writes_blocking)
     asyncio.run(
         checks.check_shared_spill(cast("Any", job), shared_spill(str(directory), "cluster"))

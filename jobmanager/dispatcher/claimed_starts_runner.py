@@ -1,0 +1,173 @@
+"""Claims of jobs that never began are given back, whatever has ended in between: the submission, a call to the storage, or
+the JobManager.
+
+What is claimed is noted first (``StartsStore``). Invariant: the note goes behind the job's record, or once all is given
+back and no call is under way that may still claim it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+import structlog
+
+from common.pb import job_record_pb2
+from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
+from jobmanager.dispatcher.claimed_start_store import give_back
+from jobmanager.dispatcher.known_jobs import KnownJobs
+from jobmanager.stores.job_store import JobStore
+from penstock.errors import Fenced, StoreTransient, StreamError
+
+CALL_TIMEOUT_MS: Final = 20_000
+FIRST_PAUSE_S: Final = 1.0
+LAST_PAUSE_S: Final = 60.0
+
+
+class ClaimedStartsRunner:
+    """Those of one JobManager.
+
+    Args:
+        store: has the notes, beside the jobs' records.
+        turn: of a job id; whoever calls ``give_back``, ``undo``, ``leave`` or ``settle`` has it.
+        start: runs something beside, until the JobManager ends.
+    """
+
+    def __init__(
+        self,
+        jobs: KnownJobs,
+        store: JobStore,
+        turn: Callable[[str], AbstractAsyncContextManager[None]],
+        start: Callable[[Coroutine[None, None, None]], None],
+    ) -> None:
+        self._jobs = jobs
+        self._store = store
+        self._turn = turn
+        self._start = start
+        self.hanging: Callable[[], int] = lambda: 0
+        """Calls that were given up on, and may claim something yet."""
+        self._calls = StoreCallsRunner("what jobs have claimed", CALL_TIMEOUT_MS, lambda: None)
+        self._noted: dict[str, job_record_pb2.StoredStart] = {}
+        self._trying: set[str] = set()
+        self._log = structlog.get_logger(__name__)
+
+    def note(self, start: job_record_pb2.StoredStart) -> None:
+        """Before anything of it is claimed; blocks, and may be called from any thread.
+
+        Raises:
+            Fenced: another JobManager leads.
+            StoreTransient: it cannot be noted now: nothing is to be claimed.
+        """
+        self._noted[start.job_id] = start
+        self._store.starts.note(start)
+
+    async def settle(self, job_id: str) -> None:
+        """The job is stored, and has what it has claimed; a note that stays does no harm."""
+        if self._noted.pop(job_id, None) is not None:
+            self._start(self._remove(job_id))
+
+    async def undo(self, job_id: str) -> None:
+        """An earlier submission of the same job may not have come to its end.
+
+        Raises:
+            StreamError: what that has claimed cannot be given back now.
+        """
+        await self._give_back(self._calls, job_id)
+
+    async def give_back_all(self, job_ids: Iterable[str]) -> None:
+        """Begins with what earlier JobManagers have left; returns when each was tried once."""
+        async with asyncio.TaskGroup() as tasks:
+            for job_id in job_ids:
+                tasks.create_task(self._give_back_in_turn(job_id))
+
+    async def _give_back_in_turn(self, job_id: str) -> None:
+        async with self._turn(job_id):
+            if job_id not in self._jobs:
+                await self.give_back(job_id)
+
+    async def give_back(self, job_id: str) -> None:
+        """All is as it was before; what cannot be given back is logged, and tried again."""
+        try:
+            await self._give_back(self._calls, job_id)
+        except StreamError as error:
+            await self.give_back_later(job_id, error)
+
+    async def give_back_later(self, job_id: str, error: StreamError) -> None:
+        """As ``give_back``, where that is of no use now; one that leads no more leaves it to whoever does next."""
+        start = self._noted.get(job_id)
+        if isinstance(error, Fenced):
+            if start is not None:
+                await self._leave(start, error)
+        elif job_id not in self._trying:
+            self._trying.add(job_id)
+            self._start(self._try_again(job_id, error))
+
+    async def _leave(self, start: job_record_pb2.StoredStart, error: Fenced) -> None:
+        self._tell(start.job_id, error, "the next JobManager does, when it is started")
+        try:
+            await self._calls.run("note", lambda: self._store.starts.leave(start))
+        except StreamError as again:
+            self._tell(start.job_id, again, "nobody does")
+
+    async def _try_again(self, job_id: str, error: StreamError) -> None:
+        calls = StoreCallsRunner(f"job {job_id}", CALL_TIMEOUT_MS, lambda: None)
+        pause_s = FIRST_PAUSE_S
+        try:
+            while isinstance(error, StoreTransient):
+                self._tell(job_id, error, f"tried again in {pause_s:g} s")
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LAST_PAUSE_S)
+                if calls.hanging:
+                    continue
+                async with self._turn(job_id):
+                    if job_id in self._jobs:  # it has come again, and was accepted
+                        return
+                    try:
+                        await self._give_back(calls, job_id)
+                    except StreamError as again:
+                        error = again
+                    else:
+                        return
+            self._tell(job_id, error, "the next JobManager tries it, when it is started")
+        finally:
+            self._trying.discard(job_id)
+
+    def _tell(self, job_id: str, error: StreamError, then: str) -> None:
+        start = self._noted.get(job_id)
+        path = "" if start is None else start.uri
+        self._log.warning(
+            "start.not_given_back", job_id=job_id, path=path, reason=str(error), then=then
+        )
+
+    async def _give_back(self, calls: StoreCallsRunner, job_id: str) -> None:
+        def work() -> tuple[job_record_pb2.StoredStart, str] | None:
+            start = self._store.starts.read(job_id)
+            if start is None:
+                return None
+            self._noted[job_id] = start
+            self._store.withdraw(job_id)
+            return start, give_back(start)
+
+        given = await calls.run("give back", work)
+        if given is None:
+            self._noted.pop(job_id, None)
+            return
+        start, left = given
+        original = self._jobs.get(start.owner)
+        if left and original is not None and original.record.left == "":
+            original.record.left = left
+        if self.hanging():
+            raise StoreSilent(
+                f"{start.uri} has been given back, but a call that was given up on may claim it yet"
+            )
+        await calls.run("remove", lambda: self._store.starts.remove(job_id))
+        self._noted.pop(job_id, None)
+        self._log.info("start.given_back", job_id=job_id, path=start.uri)
+
+    async def _remove(self, job_id: str) -> None:
+        try:
+            await self._calls.run("remove", lambda: self._store.starts.remove(job_id))
+        except StreamError as error:
+            self._log.info("start.not_removed", job_id=job_id, reason=str(error))
