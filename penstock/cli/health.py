@@ -62,7 +62,7 @@ def _asked(address: str) -> tuple[bool, str]:
     """Whether a daemon serves, and what it says."""
     from http import HTTPStatus
     from http.client import HTTPException
-    from urllib.error import HTTPError
+    from urllib.error import HTTPError, URLError
     from urllib.request import ProxyHandler, build_opener
 
     url = f"http://{format_address(*parse_address(address))}/health"
@@ -84,7 +84,9 @@ def _asked(address: str) -> tuple[bool, str]:
             "(--jobmanager takes that of a JobManager)"
         ) from error
     except OSError as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        told = getattr(reason, "strerror", None) or reason
         raise JobManagerUnreachable(
-            f"no daemon answers at {url}: {error}; `penstock cluster status` shows the metrics addresses of a "
+            f"no daemon answers at {url}: {told}; `penstock cluster status` shows the metrics addresses of a "
             "local cluster"
         ) from error

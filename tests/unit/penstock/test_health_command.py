@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -33,3 +34,11 @@ def test_another_server_is_no_daemon() -> None:
     assert "is no daemon of Penstock (HTTP status 404)" in result.output
     del result
     gc.collect()  # an open connection would be a warning, which is an error
+
+
+def test_what_does_not_answer_is_told_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    result = CliRunner().invoke(main, ["health", address])
+    assert result.exit_code == 3
+    assert f"no daemon answers at http://{address}/health: Connection refused; " in result.output
