@@ -13,6 +13,7 @@ texts differ from theirs; proportions, ratios and ranges do not.
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -427,14 +428,12 @@ def _write_kind(kind: str, directory: Path, seed: int, rows: int, files: int) ->
             f"{directory}: holds {foreign[0].name} already, which would mix with the new files; name "
             "an empty directory"
         )
-    for index, path in enumerate(wanted):
-        start, end = rows * index // files, rows * (index + 1) // files
-        hidden = path.with_name(f".{path.name}.inprogress")
-        try:
-            _write_file(kind, hidden, seed, start, end)
-            hidden.replace(path)
-        finally:
-            hidden.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".inprogress-") as hidden:
+        for index, path in enumerate(wanted):
+            start, end = rows * index // files, rows * (index + 1) // files
+            made = Path(hidden) / path.name
+            _write_file(kind, made, seed, start, end)
+            made.replace(path)
 
 
 def _write_file(kind: str, path: Path, seed: int, start: int, end: int) -> None:

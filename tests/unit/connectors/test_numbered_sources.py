@@ -302,6 +302,16 @@ def test_nexmark_files(tmp_path: Path) -> None:
         nexmark.write_nexmark(1, tmp_path, files=0)
 
 
+def test_files_are_not_written_through_links_that_lie_there(tmp_path: Path) -> None:
+    other, link = tmp_path / "other", tmp_path / "bids" / ".part-00000.parquet.inprogress"
+    other.write_text("somebody's")
+    link.parent.mkdir()
+    link.symlink_to(other)
+    nexmark.write_nexmark(50, tmp_path, files=1)
+    assert other.read_text() == "somebody's"
+    assert not (tmp_path / "bids" / "part-00000.parquet").is_symlink()
+
+
 @pytest.mark.parametrize(("rate", "reads_max"), [(500, 51), (2000, 51), (64_000, 501)])
 def test_a_slow_stream_is_not_read_row_by_row_however_often_it_is_asked(
     rate: float, reads_max: int
