@@ -8,12 +8,32 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+_NO_LIMIT: Final = str(2**31 - 1)
+_FIXED_WIDTH: Final = frozenset(
+    [
+        "boolean",
+        "byte",
+        "short",
+        "integer",
+        "long",
+        "float",
+        "double",
+        "decimal",
+        "date",
+        "timestamp",
+        "timestamp_ntz",
+    ]
+)
+_COLUMN_BYTES_MAX: Final = 32
+"""A value of these in a row of Spark, with its share of the row's head."""
 
 
 def is_frame(data: Any) -> bool:
@@ -27,7 +47,8 @@ def frame_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
         yield from _through_driver(frame)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-frame-") as directory:
-        for row in frame.mapInArrow(_leaving_files(directory), "path string").collect():
+        rows = without_idle_limit(frame)
+        for row in rows.mapInArrow(_leaving_files(directory), "path string").collect():
             with pa.memory_map(row.path) as file, pa.ipc.open_stream(file) as reader:
                 yield from reader
 
@@ -37,6 +58,35 @@ def is_local_session(session: SparkSession) -> bool:
     if ".connect." in type(session).__module__:
         return False
     return str(session.sparkContext.master).split("[")[0] == "local"
+
+
+def without_idle_limit(frame: DataFrame) -> DataFrame:
+    """The same without Spark's limit of bytes per batch, where that of rows leaves nothing for it to cut.
+
+    Spark 4 adds up the sizes of all rows for it, which is a third of what handing them over takes. The limit of the user's
+    session stays: it is lifted in a copy, which Python knows nothing of. Other versions, which have not all that is asked
+    for here, are left as they are.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    fields = frame.schema.fields
+    if any(field.dataType.typeName() not in _FIXED_WIDTH for field in fields):
+        return frame
+    session: Any = frame.sparkSession
+    try:
+        from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+
+        limits = session._jsparkSession.sessionState().conf()
+        rows, size_bytes = limits.arrowMaxRecordsPerBatch(), limits.arrowMaxBytesPerBatch()
+        if not 0 < rows * _COLUMN_BYTES_MAX * len(fields) <= size_bytes:
+            return frame
+        copy = session._jsparkSession.cloneSession()
+        copy.conf().set(_MAX_BYTES, _NO_LIMIT)
+        plan = frame._jdf.queryExecution().analyzed()
+        made = session._jvm.org.apache.spark.sql.classic.Dataset.ofRows(copy, plan)
+    except (ImportError, AttributeError, TypeError, Py4JError):
+        return frame
+    return ClassicDataFrame(made, session)
 
 
 def _is_local(frame: DataFrame) -> bool:

@@ -24,6 +24,7 @@ from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 
 import penstock as ps
+from penstock.state_tables.spark_rows_client import frame_batches, without_idle_limit
 from penstock.state_tables.spark_state_client import data_source
 from tests.integration.conftest import NewEnvironment
 from tests.integration.spark.conftest import IN_ALL
@@ -181,6 +182,41 @@ def test_filters_on_one_frame_do_not_reach_into_one_another(
         assert first.union(last).count() == low + high
     finally:
         spark.conf.unset(FILTERS)
+
+
+def test_a_limit_of_batches_is_lifted_where_it_cuts_nothing(spark: SparkSession) -> None:
+    def limit_of(frame: Any) -> str:
+        return str(frame._jdf.sparkSession().conf().get(limit))
+
+    limit, rows = (
+        "spark.sql.execution.arrow.maxBytesPerBatch",
+        "spark.sql.execution.arrow.maxRecordsPerBatch",
+    )
+    own = spark.conf.get(limit)
+    plain = spark.range(30_000).selectExpr("id", "cast(id as decimal(9, 2)) d", "id % 2 = 0 b")
+    lifted = without_idle_limit(plain)
+    assert limit_of(lifted) == str(2**31 - 1)
+    assert spark.conf.get(limit) == limit_of(plain) == own
+    batches = list(frame_batches(plain))
+    assert pa.Table.from_batches(batches).sort_by("id") == plain.toArrow().sort_by("id")
+    assert max(batch.num_rows for batch in batches) == int(str(spark.conf.get(rows)))
+    assert without_idle_limit(texts := plain.selectExpr("cast(id as string) t")) is texts
+    for key, value in ((limit, "100kb"), (rows, "0")):  # it cuts then
+        kept = spark.conf.get(key)
+        spark.conf.set(key, value)
+        try:
+            assert without_idle_limit(plain) is plain
+        finally:
+            spark.conf.set(key, str(kept))
+
+    class Older:
+        """What a Spark is like that has none of this."""
+
+        schema = plain.schema
+        sparkSession = object()  # noqa: N815
+
+    older: Any = Older()
+    assert without_idle_limit(older) is older
 
 
 def test_key_groups_that_are_not_wanted_are_left_unread(
