@@ -49,6 +49,7 @@ from penstock.config import Configuration
 from penstock.errors import Fenced, JobRejected, StoreNotFound, StoreTransient, StreamError
 from penstock.graph.plan_text import what_grows
 from penstock.pb import client_pb2, graph_pb2
+from penstock.storage.object_store import SwapUnanswered
 
 _OF_FAILURES = (JobState.RESTARTING, JobState.FAILING, JobState.FAILED)
 _STOP_TIMEOUT_S = 2.0
@@ -237,7 +238,7 @@ class DispatcherRunner:
                 "store", partial(self._store.save, job_id, graph, now_ms)
             )
         except StreamError as error:
-            if start is not None and isinstance(error, Fenced | StoreSilent):
+            if start is not None and isinstance(error, Fenced | StoreSilent | SwapUnanswered):
                 await self._starts.give_back_later(job_id, error)
             elif start is not None:
                 await self._starts.give_back(job_id)
@@ -313,7 +314,9 @@ class DispatcherRunner:
 
     def _begin_again(self, job: JobDescription, stored: StoredJob) -> JobRecord:
         options = self._options(job, stored, stored.record.attempts_end)
-        return self._begin(job, stored.record.submitted_at_ms, options)
+        record = self._begin(job, stored.record.submitted_at_ms, options)
+        record.enter(options.first_state, self._clock.now_ms())
+        return record
 
     async def _supervise(self, job: JobDescription, runner: JobMasterRunner) -> None:
         """Runs a job's actor; whatever goes wrong in it, or at its end, stays in here."""

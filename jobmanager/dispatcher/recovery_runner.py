@@ -117,7 +117,7 @@ class RecoveryRunner:
         self._is_over = True
 
     def _recover(self, stored: StoredJob) -> None:
-        job_id, now_ms = stored.job_id, self._clock.now_ms()
+        job_id = stored.job_id
         before = self._jobs.get(job_id)
         try:
             job = recovered(stored, self._config, self._artifacts)
@@ -132,7 +132,7 @@ class RecoveryRunner:
         except JobEndedError as end:
             self._keep_ended(stored, end)
         else:
-            self._begin(job, stored).enter(JobState.RESTARTING, now_ms)
+            self._begin(job, stored)
             self._log.info("job.recovered", job_id=job_id, name=stored.graph.name)
         if before is not None:  # another record has taken its place
             before.record.changed.set()

@@ -135,10 +135,13 @@ class Failover:
         return bool(self._restarting) and self._strategy.rest_ms(now_ms) > 0
 
     def note_begun_again(self, reason: str, now_ms: int) -> None:
-        """Nothing of what another JobManager has deployed goes on, which people are told beside failures."""
-        cause = replace(begun_again(reason), timestamp_ms=now_ms)
+        """Nothing of what another JobManager has deployed goes on, which people are told beside failures; what was being
+        restarted would have begun again under that one, too."""
         done = self._graph.in_state(AttemptState.FINISHED)
-        self._note(cause, frozenset(self._graph.subtasks()) - done, 0, joined=False)
+        begun = frozenset(self._graph.subtasks()) - done - self._restarting
+        if begun:
+            cause = replace(begun_again(reason), timestamp_ms=now_ms)
+            self._note(cause, begun, 0, joined=False)
 
     def kept(self, groups: Groups) -> KeptFailures:
         """What the next JobManager is to know.

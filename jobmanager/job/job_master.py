@@ -88,7 +88,7 @@ class JobMaster(JobMasterViews):
     def __init__(self, plan: JobPlan, options: JobOptions | None = None) -> None:
         self.plan = plan
         self.options = options or JobOptions()
-        self.state = JobState.RESTARTING if self.options.is_recovered else JobState.CREATED
+        self.state = self.options.first_state
         entries = self.options.history.failures.entries
         self.failure: FailureCause | None = entries[0].cause if entries else None
         self.story: deque[str] = deque(maxlen=_STORY_LENGTH)

@@ -11,6 +11,7 @@ from jobmanager.failover.failure_enricher import FailureLabels
 from jobmanager.failover.restart_settings import RestartSettings
 from jobmanager.job.checkpoint_wiring import CoordinatorFactory
 from jobmanager.job.job_history import JobHistory
+from jobmanager.messages.job_state import JobState
 from jobmanager.scheduler.slow_task_detector import SlowTaskSettings
 from jobmanager.traces.span import ReportSpan
 
@@ -72,6 +73,12 @@ class JobOptions:
     def has_begun(self) -> bool:
         """False while no earlier JobManager has deployed anything of it, as where it has waited for slots."""
         return bool(self.taskmanagers)
+
+    @property
+    def first_state(self) -> JobState:
+        """In which the job is shown at first: what has only waited for slots still does."""
+        has_run = self.has_begun or bool(self.history.running_at_ms)
+        return JobState.RESTARTING if self.is_recovered and has_run else JobState.CREATED
 
     @property
     def survives(self) -> bool:

@@ -40,6 +40,7 @@ from penstock.storage.checkpoint_properties import (
     CheckpointProperties,
     SavepointFormat,
 )
+from penstock.storage.object_store import SwapUnanswered
 from penstock.storage.savepoint import MANIFEST_PATH
 
 _COMMIT_LIMIT_S: Final = 30.0
@@ -403,8 +404,9 @@ class SavepointsRunner:
 
         try:
             await self._calls.run("store savepoint", complete, given_up)
-        except StoreSilent as error:
-            self._store.forget()
+        except (StoreSilent, SwapUnanswered) as error:
+            if isinstance(error, StoreSilent):
+                self._store.forget()
             self._post(c.StoreOutcomeUnknown(checkpoint_id, str(error), self._clock.now_ms()))
             await self._settle(stored)
         except (Fenced, Unrecoverable) as error:

@@ -359,7 +359,7 @@ class ClusterRunner:
             finally:
                 self._freeing.discard(slot)
 
-        self._tasks.create_task(free())
+        self._start(free())
 
     async def wait_for_registration(self) -> None:
         """Returns when another TaskManager has registered."""

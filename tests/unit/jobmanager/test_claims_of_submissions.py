@@ -25,6 +25,7 @@ from penstock.graph.output_in_doubt import IN_DOUBT_KEY
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import encode_manifest
+from penstock.storage.object_store import SwapUnanswered
 from penstock.storage.output_claim import OutputClaim, OutputUse, read_claim
 from penstock.storage.prepared_output import COMMITTABLES
 from penstock.storage.restore_point import open_restore_point
@@ -173,6 +174,28 @@ def test_where_it_cannot_be_stored_all_is_given_back(
             while claimants(saved) != ("", None):  # noqa: ASYNC110 - nobody asks for it
                 await asyncio.sleep(0.01)
             in_its_way.rmdir()
+            await dispatcher.submit(JOB, graph)
+            assert claimants(saved) == OWN
+
+    run(scenario)
+
+
+def test_where_it_may_be_stored_yet_the_job_keeps_what_it_has_claimed_at_first(
+    cluster_of: Any, make_graph: Any, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A swap that S3 has not answered: once it is made, the next leader finds the job, and runs it."""
+
+    def unanswered(store: JobStore, *_: object) -> int:
+        raise SwapUnanswered("no answer yet")
+
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            dispatcher, graph = cluster.jobmanager.dispatcher, claiming(make_graph(), saved)
+            with monkeypatch.context() as patch:
+                patch.setattr(JobStore, "save", unanswered)
+                with pytest.raises(SwapUnanswered):
+                    await dispatcher.submit(JOB, graph)
+            assert claimants(saved) == OWN
             await dispatcher.submit(JOB, graph)
             assert claimants(saved) == OWN
 

@@ -102,6 +102,32 @@ def test_the_next_jobmanager_shows_failures_restarts_and_checkpoints(
     run(scenario)
 
 
+def test_a_restart_that_another_jobmanager_had_begun_is_told_of_once(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    """Also where nothing of its delay is left."""
+    records = JobRecords(tmp_path)
+
+    async def scenario() -> None:
+        async with cluster_of(delayed(tmp_path, 1)) as cluster:
+            fake = Checkpointed(await cluster.add("tm1"))
+            await cluster.submit(make_graph())
+            await cluster.wait_for(JOB, "RUNNING")
+            await take_checkpoint(cluster)
+            fake.taskmanager.on_deploy = lambda _: None
+            fake.fail("it broke")
+            await until(records, lambda history: bool(history.restarts.restarting))
+            before, _ = await shown(cluster)
+            kept = records.copy()
+        records.put_back(kept)
+        async with cluster_of(delayed(tmp_path, 1)) as cluster:
+            Checkpointed(await cluster.add("tm2"))
+            assert (await restarted(cluster, 1)).summary.restarts == 1
+            assert (await shown(cluster))[0] == before
+
+    run(scenario)
+
+
 def test_the_rest_of_a_delay_runs_under_the_next_jobmanager_and_counts_once(
     cluster_of: Any, make_graph: Any, tmp_path: Path
 ) -> None:

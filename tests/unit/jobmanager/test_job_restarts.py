@@ -380,7 +380,12 @@ def test_a_restart_can_be_cancelled_and_suspended(
 
 
 def test_a_recovered_job_begins_with_numbers_that_were_never_used() -> None:
-    wanted = JobOptions(RestartSettings(FixedDelay(NO_LIMIT)), first_attempt=16, is_recovered=True)
+    wanted = JobOptions(
+        RestartSettings(FixedDelay(NO_LIMIT)),
+        first_attempt=16,
+        is_recovered=True,
+        taskmanagers={"tm1": "host:1"},
+    )
     master = JobMaster(PLAN, wanted)
     assert master.state is JobState.RESTARTING
     assert master.step(job_events.JobStarted()) == [job_effects.PrepareStart(16)]

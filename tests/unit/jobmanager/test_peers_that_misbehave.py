@@ -19,6 +19,7 @@ from jobmanager.dispatcher import ended_jobs_runner
 from jobmanager.installed_version import penstock_version
 from jobmanager.liveness.reachability import Reachability
 from jobmanager.rpc.reachability_client import ReachabilityClient
+from jobmanager.rpc.taskmanager_client import TaskManagerClient
 from penstock import errors
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.client.protocol import DAEMON_PROTOCOL_VERSION
@@ -143,6 +144,29 @@ def test_a_watch_that_crashes_ends_nothing_else(
         async with cluster_of() as cluster:
             await cluster.add("tm1")
             await cluster.wait_for(await cluster.submit(make_graph()), "RUNNING")
+
+    run(scenario)
+
+
+def test_a_slot_that_cannot_be_ended_as_nobody_foresaw_ends_nothing_else(
+    cluster_of: Any, make_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+
+    async def broken(*_: object) -> None:
+        asked.set()
+        raise RuntimeError("a bug")
+
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            fake = await cluster.add("tm1")
+            with monkeypatch.context() as patch:
+                patch.setattr(TaskManagerClient, "free_slots", broken)
+                assert await fake.beat([("tm1-9", "f" * 32)])
+                await asked.wait()
+            await cluster.submit(make_graph())
+            await cluster.wait_for("0" * 32, "RUNNING")
+            assert await fake.beat()
 
     run(scenario)
 

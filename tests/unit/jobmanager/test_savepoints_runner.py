@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,14 +21,17 @@ from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner
 from jobmanager.job import savepoints_runner
 from jobmanager.job.job_operation import JobOperation, OperationKind
 from jobmanager.job.savepoints_runner import SavepointsRunner
+from jobmanager.messages.job_effects import WriteManifest
 from penstock.errors import StoreTransient, StreamError
 from penstock.pb import graph_pb2
 from penstock.storage.checkpoint_properties import (
     BehindBarrier,
+    CheckpointKind,
     CheckpointProperties,
     SavepointFormat,
 )
 from penstock.storage.local_store import LocalStore
+from penstock.storage.object_store import SwapUnanswered
 from penstock.storage.open_store import open_store
 from penstock.storage.savepoint import MANIFEST_PATH
 from tests.support.savepoint_marks import marks_beside
@@ -41,6 +45,7 @@ def made(
     pause: Callable[[float], Awaitable[bool]],
     job_id: str = "job",
     leader_epoch: int = 1,
+    post: Callable[[Any], None] = lambda _: None,
 ) -> tuple[SavepointsRunner, CheckpointStoreRunner]:
     """A runner, and the store of the job's checkpoints."""
 
@@ -61,7 +66,7 @@ def made(
         StoreCallsRunner(job_id, 10_000, lambda: None),
         SystemClock(),
         request=request,
-        post=lambda _: None,
+        post=post,
         fail=fail,
         pause=pause,
         seeks_attempts=False,
@@ -263,3 +268,36 @@ def test_a_stop_whose_job_finishes_before_the_storage_answers_again_is_no_failur
     asyncio.run(runner.settle_stop(inherited, SAVEPOINT_ID))
     assert inherited.checkpoint_id == SAVEPOINT_ID
     assert (path / "committed").exists()
+
+
+def test_one_that_was_said_not_to_be_stored_is_not_there_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The swap that writes its manifest is not answered, and is made when the files that it names are removed."""
+    swap, late = LocalStore.compare_and_swap, []
+
+    def unanswered(store: LocalStore, path: str, expected: bytes | None, new: bytes) -> bool:
+        if path == MANIFEST_PATH and not late:
+            late.append((store, path, expected, new))
+            raise SwapUnanswered("no answer yet")
+        return swap(store, path, expected, new)
+
+    async def request(_id: str, _properties: CheckpointProperties) -> int:
+        raise AssertionError("it is being stored")
+
+    posted: list[Any] = []
+    runner, store = made(tmp_path, request, never, post=posted.append)
+    path = str(tmp_path / "savepoint")
+    wanted = stored(CheckpointProperties(CheckpointKind.SAVEPOINT, path, is_full=True))
+    monkeypatch.setattr(LocalStore, "compare_and_swap", unanswered)
+    monkeypatch.setattr(store, "verify", lambda: None)
+    monkeypatch.setattr(store, "_announce", lambda _: None)
+
+    async def scenario() -> None:
+        await runner.store(WriteManifest(wanted), {})
+        await runner.discard(c.DiscardSavepoint(SAVEPOINT_ID, path))
+
+    asyncio.run(scenario())
+    assert [type(one) for one in posted] == [c.StoreOutcomeUnknown, c.CheckpointNotStored]
+    [call] = late
+    assert not swap(*call), "it was given up for good"

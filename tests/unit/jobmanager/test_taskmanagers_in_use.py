@@ -142,6 +142,8 @@ def test_a_job_that_has_waited_for_slots_under_a_jobmanager_that_dies_begins_und
         JobRecords(tmp_path).put_back(kept)
         assert JobRecords(tmp_path).all()[JOB].attempts_end > 0
         async with cluster_of(config) as cluster:
+            shown = await cluster.client.GetJob(asked)
+            assert shown.summary.state == client_pb2.JOB_STATE_CREATED, "it waits as it did"
             Checkpointed(await cluster.add("tm1"))
             details = await cluster.wait_for(JOB, "RUNNING")
             assert details.summary.restarts == 0
