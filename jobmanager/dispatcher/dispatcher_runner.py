@@ -46,7 +46,14 @@ from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.stored_job import StoredJob
 from jobmanager.traces.span import ReportSpan
 from penstock.config import Configuration
-from penstock.errors import Fenced, JobRejected, StoreNotFound, StoreTransient, StreamError
+from penstock.errors import (
+    Fenced,
+    JobRejected,
+    StoreCorrupt,
+    StoreNotFound,
+    StoreTransient,
+    StreamError,
+)
 from penstock.graph.plan_text import what_grows
 from penstock.pb import client_pb2, graph_pb2
 from penstock.storage.object_store import SwapUnanswered
@@ -418,7 +425,8 @@ class DispatcherRunner:
 
         Raises:
             JobNotFound: there is no such job.
-            StoreTransient, StoreNotFound: that it is cancelled cannot be stored, and it cannot be read either.
+            StoreTransient, StoreNotFound, StoreCorrupt: that it is cancelled cannot be stored, and it cannot be read
+                either.
         """
         job = self.jobs.find(job_id)
         job_id, is_noted = job.record.job_id, True
@@ -427,7 +435,7 @@ class DispatcherRunner:
         try:
             note = partial(self._store.note_cancellation, job_id)
             await self._records.run("note the cancellation", note)
-        except (StoreTransient, StoreNotFound) as error:
+        except (StoreTransient, StoreNotFound, StoreCorrupt) as error:
             if job.unreadable is not None:
                 raise
             # It is cancelled all the same; only a JobManager that dies now would run it again.

@@ -2,7 +2,8 @@
 
 A job that has ended is "ended, dirty" in its record until nothing is left of it that is to be deleted: its
 checkpoints, and hidden output that nobody will commit. Then it is clean, and its record stays as long as the job is
-listed, so that the next JobManager still knows how it ended.
+listed, so that the next JobManager still knows how it ended. Where the record is damaged, the job ends all the same, and
+nothing of it is deleted: with the record restored from a backup it is gone on with.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from jobmanager.job.swept_output_runner import sweep_output
 from jobmanager.messages.job_state import JobState
 from jobmanager.scheduler.cluster_runner import ClusterRunner
 from jobmanager.stores.job_store import JobStore
-from penstock.errors import Fenced, StreamError
+from penstock.errors import Fenced, StoreCorrupt, StreamError
 from penstock.pb import graph_pb2
 
 FIRST_PAUSE_S: Final = 1.0
@@ -33,6 +34,10 @@ LAST_PAUSE_S: Final = 60.0
 ALONE_PATIENCE_S: Final = 10.0
 LOOK_TIMEOUT_MS: Final = 5_000
 """How long who lists jobs waits for what has become of their checkpoints."""
+_WITH_DAMAGED: Final = (
+    "nothing of the job is deleted; restore the record from a backup while no JobManager runs, or remove it: the job is "
+    "forgotten then"
+)
 
 
 class EndedJobsRunner:
@@ -70,6 +75,8 @@ class EndedJobsRunner:
         self._looks = StoreCallsRunner("what jobs have left", LOOK_TIMEOUT_MS, lambda: None)
         self._noting: dict[str, asyncio.Future[None]] = {}
         """Jobs whose end is not stored yet; done once it is."""
+        self._damaged: set[str] = set()
+        """Jobs whose record is."""
         self._log = structlog.get_logger(__name__)
 
     async def note_end(self, record: JobRecord, state: JobState) -> None:
@@ -132,6 +139,8 @@ class EndedJobsRunner:
             has_hidden_output: there may be hidden output that nobody will commit.
             is_restorable: what it can be started again from stays.
         """
+        if record.job_id in self._damaged:
+            return
         if not directory and not has_hidden_output:
             self.keep(record)
             return
@@ -192,6 +201,7 @@ class EndedJobsRunner:
         for job_id in evicted:
             job = self._jobs.pop(job_id)
             self._forget(job_id)
+            self._damaged.discard(job_id)
             if job.is_clean:
                 self._start(self._remove(job.record))
         self._jobs.count()
@@ -205,6 +215,8 @@ class EndedJobsRunner:
             self._store.note_clean(record.job_id, record.operations.kept())
 
         await self._at_last("note that it is clean", record, "job.not_clean", note)
+        if record.job_id in self._damaged:
+            return
         job = self._jobs.get(record.job_id)
         if job is None or job.record is not record:  # newer ones have taken its place
             await self._remove(record)
@@ -226,6 +238,11 @@ class EndedJobsRunner:
                 await self._calls.run(what, work)
             except Fenced:
                 raise
+            except StoreCorrupt as error:
+                self._damaged.add(record.job_id)
+                record.unstored = f"{error}; {_WITH_DAMAGED}"
+                self._log.error(event, job_id=record.job_id, reason=record.unstored)
+                return
             except StreamError as error:
                 self._log.warning(event, job_id=record.job_id, retry_s=pause_s, reason=str(error))
                 record.unstored = str(error)

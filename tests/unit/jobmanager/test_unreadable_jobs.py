@@ -419,6 +419,26 @@ def test_a_job_that_runs_is_cancelled_where_what_the_jobmanager_keeps_is_away(
     run(scenario)
 
 
+def test_a_job_whose_record_is_damaged_is_cancelled_and_nothing_of_it_is_deleted(
+    cluster_of: Any, make_graph: Any, tmp_path: Path
+) -> None:
+    head = tmp_path / "checkpoints" / JOB / "HEAD"
+
+    async def scenario() -> None:
+        async with cluster_of(settings(tmp_path)) as cluster:
+            await run_until_checkpoint(cluster, make_graph())
+            JobRecords(tmp_path).path(JOB).write_bytes(b"damaged")
+            await cluster.client.CancelJob(client_pb2.CancelJobRequest(job_id=JOB))
+            details = await cluster.wait_for(JOB, "CANCELED")
+            assert f"{JOB}/record is" in details.summary.problem
+            assert "restore the record from a backup" in details.summary.problem
+            assert head.exists()
+            assert JobRecords(tmp_path).path(JOB).read_bytes() == b"damaged"
+
+    run(scenario)
+    assert head.exists()
+
+
 def test_a_job_that_has_ended_is_shown_so_where_its_settings_cannot_be_used(
     cluster_of: Any, make_graph: Any, tmp_path: Path
 ) -> None:
