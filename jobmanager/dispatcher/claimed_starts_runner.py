@@ -46,8 +46,8 @@ class ClaimedStartsRunner:
         self._store = store
         self._turn = turn
         self._start = start
-        self.hanging: Callable[[], int] = lambda: 0
-        """Calls that were given up on, and may claim something yet."""
+        self.writers: list[StoreCallsRunner] = []
+        """Whose calls, where they were given up on, may claim something yet, or store the job."""
         self._calls = StoreCallsRunner("what jobs have claimed", CALL_TIMEOUT_MS, lambda: None)
         self._noted: dict[str, job_record_pb2.StoredStart] = {}
         self._trying: set[str] = set()
@@ -90,7 +90,7 @@ class ClaimedStartsRunner:
     async def give_back(self, job_id: str) -> None:
         """All is as it was before; what cannot be given back is logged, and tried again."""
         try:
-            await self._give_back(self._calls, job_id)
+            await self._give_all_back(self._calls, job_id)
         except StreamError as error:
             await self.give_back_later(job_id, error)
 
@@ -125,7 +125,7 @@ class ClaimedStartsRunner:
                     if job_id in self._jobs:  # it has come again, and was accepted
                         return
                     try:
-                        await self._give_back(calls, job_id)
+                        await self._give_all_back(calls, job_id)
                     except StreamError as again:
                         error = again
                     else:
@@ -140,6 +140,12 @@ class ClaimedStartsRunner:
         self._log.warning(
             "start.not_given_back", job_id=job_id, path=path, reason=str(error), then=then
         )
+
+    async def _give_all_back(self, calls: StoreCallsRunner, job_id: str) -> None:
+        """What may be claimed yet is not given back."""
+        await self._give_back(calls, job_id)
+        if self._may_be_claimed_yet:
+            raise StoreSilent("a call to the storage that was given up on may claim it yet")
 
     async def _give_back(self, calls: StoreCallsRunner, job_id: str) -> None:
         def work() -> tuple[job_record_pb2.StoredStart, str] | None:
@@ -158,13 +164,15 @@ class ClaimedStartsRunner:
         original = self._jobs.get(start.owner)
         if left and original is not None and original.record.left == "":
             original.record.left = left
-        if self.hanging():
-            raise StoreSilent(
-                f"{start.uri} has been given back, but a call that was given up on may claim it yet"
-            )
+        if self._may_be_claimed_yet:
+            return
         await calls.run("remove", lambda: self._store.starts.remove(job_id))
         self._noted.pop(job_id, None)
         self._log.info("start.given_back", job_id=job_id, path=start.uri)
+
+    @property
+    def _may_be_claimed_yet(self) -> bool:
+        return any(calls.hanging for calls in self.writers)
 
     async def _remove(self, job_id: str) -> None:
         try:

@@ -104,6 +104,7 @@ class DispatcherRunner:
         self._starts = ClaimedStartsRunner(self.jobs, store, self._submissions.turn, self._start)
         self._checks = SubmissionChecksRunner(config, self.jobs, self._starts)
         self._records = StoreCallsRunner("the jobs' records", _RECORD_TIMEOUT_MS, lambda: None)
+        self._starts.writers.append(self._records)
         self.ends = EndedJobsRunner(
             self.jobs,
             store,

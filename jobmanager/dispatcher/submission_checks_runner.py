@@ -37,7 +37,7 @@ class SubmissionChecksRunner:
         self._jobs = jobs
         self._starts = starts
         self._calls = StoreCallsRunner("submitted jobs", CHECK_TIMEOUT_MS, lambda: None)
-        starts.hanging = lambda: self._calls.hanging
+        starts.writers.append(self._calls)
 
     async def find_start(self, job_id: str, graph: graph_pb2.JobGraph) -> JobStart | None:
         """What the job starts from; None = from nothing.

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from jobmanager.dispatcher import dispatcher_runner, submission_checks_runner
 from jobmanager.dispatcher.job_start_runner import JobStart
 from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.record_store import RECORD_NAME
 from jobmanager.stores.starts_store import START_NAME
-from penstock.errors import StoreTransient
+from penstock.errors import JobRejected, StoreTransient
 from penstock.graph.output_in_doubt import IN_DOUBT_KEY
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.local_store import LocalStore
@@ -30,6 +31,8 @@ from penstock.storage.output_claim import OutputClaim, OutputUse, read_claim
 from penstock.storage.prepared_output import COMMITTABLES
 from penstock.storage.restore_point import open_restore_point
 from penstock.storage.savepoint import MANIFEST_PATH, OUTPUT_PATH
+from tests.support.examples import RUNS_ALL
+from tests.support.job_records import JobRecords
 from tests.unit.jobmanager.test_jobmanager_checkpoints import run
 
 JOB, OTHER = "1" * 32, "2" * 32
@@ -71,6 +74,7 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, step: str) -> None:
         self.is_reached, self._may_go = asyncio.Event(), threading.Event()
+        self.has_returned = asyncio.Event()
         self._loop, self._was_reached = asyncio.get_running_loop(), False
         self._call: Callable[..., Any] = getattr(owner, step)
         monkeypatch.setattr(owner, step, lambda *call: self._hold(*call))  # noqa: PLW0108 - a method
@@ -80,7 +84,10 @@ class Held:
             self._was_reached = True
             self._loop.call_soon_threadsafe(self.is_reached.set)
             assert self._may_go.wait(30)
-        return self._call(*arguments)
+        try:
+            return self._call(*arguments)
+        finally:
+            self._loop.call_soon_threadsafe(self.has_returned.set)
 
     def let_go(self) -> None:
         self._may_go.set()
@@ -198,5 +205,39 @@ def test_where_it_may_be_stored_yet_the_job_keeps_what_it_has_claimed_at_first(
             assert claimants(saved) == OWN
             await dispatcher.submit(JOB, graph)
             assert claimants(saved) == OWN
+
+    run(scenario)
+
+
+@pytest.mark.skipif(not RUNS_ALL, reason="waits for deadlines; PENSTOCK_TESTS=all")
+@pytest.mark.parametrize(
+    ("owner", "step"), [(JobStart, "claim"), (JobStart, "claim_output"), (JobStore, "save")]
+)
+def test_what_a_call_claims_that_was_given_up_on_is_given_back(
+    cluster_of: Any,
+    make_graph: Any,
+    saved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: type,
+    step: str,
+) -> None:
+    monkeypatch.setattr(submission_checks_runner, "CHECK_TIMEOUT_MS", 2_000)
+    monkeypatch.setattr(dispatcher_runner, "_RECORD_TIMEOUT_MS", 2_000)
+    note = tmp_path / "jobmanager" / "jobs" / JOB / START_NAME
+
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            dispatcher, graph = cluster.jobmanager.dispatcher, claiming(make_graph(), saved)
+            held = Held(monkeypatch, owner, step)
+            with pytest.raises((JobRejected, StoreTransient), match="answered"):
+                await dispatcher.submit(JOB, graph)
+            held.let_go()
+            await held.has_returned.wait()
+            while note.exists() or claimants(saved) != ("", None):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert not JobRecords(tmp_path).all()
+            await dispatcher.submit(OTHER, graph)
+            assert claimants(saved) == (OTHER, OutputClaim(OutputUse.COMMITS, OTHER))
 
     run(scenario)
