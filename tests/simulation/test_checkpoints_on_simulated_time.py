@@ -84,6 +84,19 @@ def test_store_calls_that_begin_late_change_nothing(monkeypatch, first):
         simulate_run(dataclasses.replace(run, settings=run.settings | deadlines), seed)
 
 
+@pytest.mark.skipif(not RUNS_ALL, reason="make test-all")
+def test_swaps_that_are_made_after_they_were_given_up_on_change_nothing():
+    """As those of S3 that were not answered: each may come behind any later call of anybody, or never."""
+    late_swaps = 0
+    for seed in range(60):
+        run = draw_run(seed, "hashmap")
+        weather = dataclasses.replace(run.faults.jobmanager_store, late_swaps=0.2)
+        faults = dataclasses.replace(run.faults, jobmanager_store=weather)
+        cluster = simulate_run(dataclasses.replace(run, faults=faults), seed)
+        late_swaps += cluster.audited.late_swaps
+    assert late_swaps > 5
+
+
 def test_the_seeds_cover_what_they_are_for():
     met = sum(map(counts_of, SEEDS), Counter())
     at_least = Counter(
