@@ -85,6 +85,8 @@ class SourceOperator:
         self._bad: list[tuple[str, str, str]] = []
         self._lists_again_at: SteadyMs | None = None
         self._listed: frozenset[str] | None = None
+        self._has_listed_all = True
+        """Of who discovers: all that it finds was reported."""
         self._positions: dict[str, bytes] = {}
         self._done = DoneNames()
         self._dry: set[str] = set()
@@ -137,6 +139,7 @@ class SourceOperator:
         self._discovery_context = replace(self._source_context, parallelism=self.split_parallelism)
         self._restore(restored)
         if context.subtask_index == 0:
+            self._has_listed_all = False
             self._discover()
 
     def _restore(self, restored: Iterable[checkpoint_pb2.SplitSnapshot]) -> None:
@@ -195,7 +198,10 @@ class SourceOperator:
                 )
             )
         self._listed = frozenset(split.id for split in splits)
-        if interval_ms is not None:
+        if interval_ms is None:
+            self._has_listed_all = True
+            self._context.wake()
+        else:
             self._lists_again_at = SteadyMs(steady_ms(self._context.clock) + interval_ms)
             self._context.call_after(interval_ms)
 
@@ -245,9 +251,11 @@ class SourceOperator:
         """True when every split is read and no more will come.
 
         Also of an unbounded source: one whose splits have all ended (a socket that the server has closed)
-        has nothing left to read.
+        has nothing left to read. Who discovers goes on until it has: a JobManager that takes the job over knows no
+        other splits than those which are in what it has reported, though the one before knew them all.
         """
-        return self._context.origins.all_known and not self._reading and not self._splits
+        is_read = self._context.origins.all_known and not self._reading and not self._splits
+        return is_read and self._has_listed_all
 
     def poll(self) -> Iterable[OperatorOutput] | None:
         """The next rows, or None when there are none for now."""

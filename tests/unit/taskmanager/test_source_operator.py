@@ -1,4 +1,7 @@
-"""Aim: who waits for a source that hangs finds it named in its log, once. Method: an operator with a source that never answers."""
+"""Aim: who waits for a source that hangs finds it named in its log, once, and nobody ends who has not told what it found.
+
+Method: an operator with a source that answers when it is told to.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,7 @@ class SlowReader(ps.Reader):
 class SlowSource(ps.Source):
     schema = SCHEMA
     bounded = False
+    interval_ms: int | None = 1_000
 
     def __init__(self) -> None:
         self.reader = SlowReader()
@@ -56,7 +60,7 @@ class SlowSource(ps.Source):
 
     @override
     def discovery_interval_ms(self) -> int | None:
-        return 1_000
+        return self.interval_ms
 
     @override
     def open(self, split: ps.Split, position: bytes | None) -> ps.Reader:
@@ -74,7 +78,8 @@ class Site:
         monkeypatch.setattr(source_module, "build_source", lambda *_: self.source)
         origins = SimpleNamespace(add=lambda *_: None, start=lambda *_: None, all_known=False)
         origins.rest_is_from = lambda *_: None
-        context = SimpleNamespace(
+        self.woken = False
+        self.context = SimpleNamespace(
             job_id="job",
             operator_name="slow",
             subtask_index=0,
@@ -85,7 +90,7 @@ class Site:
             counters=SimpleNamespace(records_in=0, bad_records=0),
             artifact_paths={},
             takes_checkpoints=True,
-            wake=lambda: None,
+            wake=self.wake,
             submit=None,
             submit_apart=None,
             post=None,
@@ -94,7 +99,10 @@ class Site:
         )
         spec = graph_pb2.Operator(name="slow", output_schema=schema_to_bytes(SCHEMA))
         self.operator = SourceOperator(spec, "")
-        self.operator.open(cast("Any", context), self.reported.append)
+        self.operator.open(cast("Any", self.context), self.reported.append)
+
+    def wake(self) -> None:
+        self.woken = True
 
     def make_call(self) -> None:
         call, done = self.calls.pop()
@@ -134,3 +142,22 @@ def test_rows_that_do_not_come_are_told_of_and_those_that_wait_for_room_are_not(
     assert site.operator.poll() is not None
     assert site.operator.poll() is None
     assert "one" in site.told_after(SILENT_MS)
+
+
+def test_who_discovers_does_not_end_before_all_that_it_finds_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next JobManager knows what was reported, and no more, though this one has told that nothing else comes."""
+    site = Site(monkeypatch)
+    site.operator.add_splits(internal_pb2.AddSplits(final=True))
+    site.context.origins.all_known = True
+    assert not site.operator.is_finished
+    site.make_call()
+    assert not site.operator.is_finished
+    site.source.interval_ms = None
+    assert site.told_after(1_000) == []
+    assert not site.operator.is_finished
+    site.woken = False
+    site.make_call()
+    assert site.operator.is_finished
+    assert site.woken
