@@ -364,14 +364,16 @@ def test_a_job_that_is_cancelled_as_it_can_be_read_again_does_not_run_on(
             await told(cluster, "RESTARTING", "yet")
             store = cluster.jobmanager.dispatcher._store
             read, note = store.read, store.note_cancellation
-            has_come, goes_on = threading.Event(), threading.Event()
+            has_looked, has_come, goes_on = (threading.Event() for _ in range(3))
 
             def wait() -> None:
                 has_come.set()
                 assert goes_on.wait(DEADLINE_S)
 
             def read_and_wait(job_id: str) -> Any:
-                if not (found := read(job_id)).problem:
+                found = read(job_id)
+                has_looked.set()
+                if not found.problem:
                     wait()
                 return found
 
@@ -382,6 +384,8 @@ def test_a_job_that_is_cancelled_as_it_can_be_read_again_does_not_run_on(
             cancel = client_pb2.CancelJobRequest(job_id=JOB)
             if is_noted_first:
                 monkeypatch.setattr(store, "read", read_and_wait)
+                # None that does not wait is under way any more.
+                await asyncio.to_thread(has_looked.wait, DEADLINE_S)
                 away.replace(damaged)
                 await asyncio.to_thread(has_come.wait, DEADLINE_S)
                 await cluster.client.CancelJob(cancel)
