@@ -142,8 +142,12 @@ class ClaimedStartsRunner:
         )
 
     async def _give_all_back(self, calls: StoreCallsRunner, job_id: str) -> None:
-        """What may be claimed yet is not given back."""
+        """What may be claimed yet, or stored, is not given back."""
+        self._check_settled()
         await self._give_back(calls, job_id)
+        self._check_settled()
+
+    def _check_settled(self) -> None:
         if self._may_be_claimed_yet:
             raise StoreSilent("a call to the storage that was given up on may claim it yet")
 

@@ -167,7 +167,10 @@ class EndedJobsRunner:
         """Finds out what an ended job can be started from."""
 
         def look() -> None:
-            record.left = restorable_from(directory, record.job_id)
+            try:
+                record.left = restorable_from(directory, record.job_id)
+            except StoreCorrupt as error:  # of its checkpoints, and not of its record
+                self._log.error("job.remains_damaged", job_id=record.job_id, reason=str(error))
 
         await self._at_last("look for checkpoints", record, "job.remains_unreadable", look)
 

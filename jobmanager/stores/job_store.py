@@ -147,6 +147,8 @@ class JobStore:
             if record.HasField("end") and not record.end.state:
                 if self._delete_files(job_id, keeps_start=not record.end.is_clean):
                     self._unstored.add(job_id)
+                with self._lock:
+                    self._records.pop(job_id, None)
                 return None
             name = f"{job_id}/{graph_name(record.graph_digest)}"
             content = self._store.get(name)
@@ -212,7 +214,9 @@ class JobStore:
             self._records.pop(job_id, None)
 
     def _delete_files(self, job_id: str, *, keeps_start: bool = False) -> bool:
-        """Returns whether what it has claimed is there still."""
+        """Returns whether what it has claimed is there still, which without a record would be given back."""
+        if not keeps_start:
+            self._store.delete(start_path(job_id))
         self._store.delete(f"{job_id}/{RECORD_NAME}")
         paths = {one.path for one in self._store.list(f"{job_id}/")}
         kept = paths & {start_path(job_id)} if keeps_start else set()

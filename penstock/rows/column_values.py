@@ -7,6 +7,7 @@ not have is an error, so that nothing a function returns is lost silently.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import struct
@@ -120,14 +121,16 @@ def encode(values: Sequence[object], field: pa.Field) -> pa.Array:
             return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(packed)])
         except struct.error:
             pass  # out of range: found again, with its position, below
-    if pt.is_nested(kind):
-        values = [_plain(value, kind, field, i) for i, value in enumerate(values)]
-    else:
-        values = _exact(values, field)
-    try:
-        array = pa.array(values, kind)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
-        _raise_first_mismatch(values, field, e)
+    array = _numbers(values, kind)
+    if array is None:
+        if pt.is_nested(kind):
+            values = [_plain(value, kind, field, i) for i, value in enumerate(values)]
+        else:
+            values = _exact(values, field)
+        try:
+            array = pa.array(values, kind)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
+            _raise_first_mismatch(values, field, e)
     if array.null_count and not field.nullable:
         index = array.is_null().index(True).as_py()
         raise ValueMismatch(f"column {field.name!r} may not be null, got None", index)
@@ -246,6 +249,14 @@ def _python_precision(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def _numbers(values: Sequence[object], kind: pa.DataType) -> pa.Array | None:
+    """Numbers as floats; None = they are to be looked at one by one, or not to be floats."""
+    if kind in _EVERY_INTEGER and set(map(type, values)) <= _NUMBERS:
+        with contextlib.suppress(pa.ArrowInvalid):
+            return pa.array(values, kind)
+    return None
+
+
 def _exact(values: Sequence[object], field: pa.Field) -> Sequence[object]:
     """The values as Arrow takes them; refuses what it would take but cut or re-interpret."""
     kinds = set(map(type, values)) - _NONE
@@ -254,7 +265,7 @@ def _exact(values: Sequence[object], field: pa.Field) -> Sequence[object]:
         suspects = kinds - _INT
     elif pt.is_floating(kind):
         suspects = kinds & _BOOL
-        if int in kinds and not _are_small(values, kinds, kind):
+        if int in kinds:
             pairs = enumerate(values)
             values = [_as_float(v, field, i) if type(v) is int else v for i, v in pairs]
     elif pt.is_temporal(kind):
@@ -272,18 +283,9 @@ def _exact(values: Sequence[object], field: pa.Field) -> Sequence[object]:
     return values
 
 
-def _are_small(values: Sequence[Any], kinds: set[type], kind: pa.DataType) -> bool:
-    """Whether each integer among numbers is a float of this type, whatever its digits."""
-    if kinds - _NUMBERS:
-        return False
-    given = list(filter(None, values))
-    bound = _EVERY_INTEGER[kind]
-    return not given or (min(given) >= -bound and max(given) <= bound)
-
-
 def _as_float(value: int, field: pa.Field, index: int) -> int | float:
     """An integer as the float that it is equal to: Arrow takes small ones only, and for float16 the nearest."""
-    if abs(value) <= _EVERY_INTEGER[field.type]:
+    if abs(value) <= _EVERY_INTEGER.get(field.type, 0):
         return value
     try:
         number = float(value)
@@ -308,9 +310,9 @@ def _check_times(values: Sequence[object], field: pa.Field) -> None:
             raise _mismatch(value, field, index)
 
 
-_EVERY_INTEGER = {pa.float16(): 2**11, pa.float32(): 2**24, pa.float64(): 2**53}
-"""Up to which size each integer is a float of the type."""
-_NUMBERS = {int, float}
+_EVERY_INTEGER = {pa.float32(): 2**24, pa.float64(): 2**53}
+"""Up to which size each integer is a float of the type; Arrow refuses others of these."""
+_NUMBERS = {int, float, type(None)}
 _NONE = {type(None)}
 _INT = {int}
 _BOOL = {bool, np.bool_}

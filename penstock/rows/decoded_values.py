@@ -11,7 +11,7 @@ penstock.errors.BadRecord: column 'at': a timestamp[ns] value has more digits th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -67,18 +67,21 @@ def _is_python(column: pa.Array) -> bool:
     return True
 
 
-def may_have_changed(row: Any) -> dict[int, Any]:
-    """Position -> the value of a ``Row`` that somebody may have changed in its place since it was read."""
+def changed_values(row: Any, as_it_came: Callable[[], Any]) -> dict[int, Any]:
+    """Position -> the value of a ``Row`` that somebody has changed in its place since it was read."""
     columns, own = row._penstock_columns, row._penstock_own
     batch: pa.RecordBatch | None = columns[-1]
     found: dict[int, Any] = {}
     if batch is None:  # made of values, which go with it
         return found
+    came: Any = None
     for name, position in row._penstock_positions.items():
         is_read = columns[position] is not None or position in own
         if is_read and not is_never_changed(batch.schema.types[position]):
             with contextlib.suppress(BadRecord):  # the row next to it was read
-                found[position] = row[name]
+                value, came = row[name], came or as_it_came()
+                if repr(value) != repr(came[name]):
+                    found[position] = value
     return found
 
 

@@ -11,6 +11,7 @@ those whose value is put into the row as it is made (``penstock.rows.row_calls``
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -33,7 +34,7 @@ from penstock.rows.column_values import (
     short_repr,
     shown_row,
 )
-from penstock.rows.decoded_values import decoded, may_have_changed
+from penstock.rows.decoded_values import changed_values, decoded
 from penstock.rows.schema import EVENT_TIME, is_optional, user_batch, user_schema
 
 
@@ -115,7 +116,13 @@ class Row:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        return _restore_row, (sink.getvalue().to_pybytes(), may_have_changed(self))
+        data = sink.getvalue().to_pybytes()
+        changed = changed_values(self, lambda: next(iter(rows_of(batch))))
+        return _restore_row, (data, changed) if changed else (data,)
+
+    def __copy__(self) -> Row:
+        """Its lists are its own, as they are of each row that a function gets."""
+        return copy.deepcopy(self)
 
 
 ROW_METHODS = frozenset({"keys", "as_dict", "_asdict"})

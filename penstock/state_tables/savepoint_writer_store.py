@@ -198,11 +198,13 @@ class _Writing:
             manifest.triggered_at_ms = now_ms
         elif base.is_savepoint:
             for mark in ABOUT_OUTPUT.intersection(base.store.first_parts()):
-                self._put_first(mark, base.store.get(mark))
+                # Others write the same of this base: what was not seen to be made here is not ours to remove.
+                self._check_first(self._store.compare_and_swap(mark, None, base.store.get(mark)))
                 self._begun.append(mark)
         self._may_be_complete = True
+        content = encode_manifest(manifest)
         try:
-            self._put_first(MANIFEST_PATH, encode_manifest(manifest))
+            self._check_first(settled_swap(self._store, MANIFEST_PATH, None, content))
         except (StateError, StoreTransient) as error:
             self._may_be_complete = isinstance(error, SwapUnanswered)
             raise
@@ -215,8 +217,9 @@ class _Writing:
         if not _inside(self._store):  # or else somebody else writes one there
             self._store.remove_remains()
 
-    def _put_first(self, path: str, content: bytes) -> None:
-        if not settled_swap(self._store, path, None, content):
+    @staticmethod
+    def _check_first(is_first: bool) -> None:
+        if not is_first:
             raise StateError(
                 "another savepoint was written there meanwhile: give each a directory of its own"
             )

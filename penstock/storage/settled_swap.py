@@ -24,12 +24,14 @@ def settled_swap(store: ObjectStore, path: str, expected: bytes | None, new: byt
         StoreTransient: nothing has changed.
     """
     failure: StoreTransient | None = None
+    may_come = False
     for _ in range(_TRIES):
         try:
             if store.compare_and_swap(path, expected, new):
                 return True
         except StoreTransient as error:
             failure = error
+            may_come |= isinstance(error, SwapUnanswered)
         try:
             content: bytes | None = store.get(path)
         except StoreNotFound:
@@ -40,7 +42,7 @@ def settled_swap(store: ObjectStore, path: str, expected: bytes | None, new: byt
             ) from error
         if content not in (expected, new):
             return False
-        if content != new and failure is not None and not isinstance(failure, SwapUnanswered):
+        if content != new and failure is not None and not may_come:
             raise failure
         # Only a swap that succeeds says that what is there survives a crash, or that what is not there does not come.
         expected = content

@@ -36,14 +36,14 @@ _UNUSED_MAX_S: Final = 30 * 86_400.0
 def kernel_directory() -> Path | None:
     """The directory of this version, which can be written; None = there is none, and a warning has said so."""
     given = numba.config.CACHE_DIR
-    root = Path(given) if given else user_cache("kernels")
-    directory = root / f"version-{_version()}"
     try:
+        root = Path(given) if given else user_cache("kernels")
+        directory = root / f"version-{_version()}"
         make_private(directory)
         tempfile.TemporaryFile(dir=directory).close()
         os.utime(directory)
         _remove_unused(root, directory.stat().st_mtime)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # or nobody knows the user's home
         warnings.warn(
             f"no directory to keep compiled kernels in ({error}): every process compiles them anew, which "
             "takes seconds; set NUMBA_CACHE_DIR to a writable directory",
@@ -79,6 +79,6 @@ def _version() -> str:
 def _remove_unused(root: Path, now_s: float) -> None:
     """Other versions that no process has loaded for a month."""
     for directory in root.glob("version-*"):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # another has removed it, or another user has it
             if now_s - directory.stat().st_mtime > _UNUSED_MAX_S:
                 shutil.rmtree(directory)

@@ -121,10 +121,11 @@ class SparkSessions:
     def _remote(self, settings: Mapping[str, str]) -> Any:
         missing = [package for module, package in _OF_CONNECT.items() if not _is_there(module)]
         if missing:
-            raise TaskFailure(
+            message = (
                 f"spark.remote needs packages that are not installed on this TaskManager: {', '.join(missing)}. "
                 "Install penstock[connect] there"
             )
+            raise TaskFailure(message, user_traceback=message)  # no restart installs them
         from pyspark.sql import SparkSession
 
         address = with_session(settings["spark.remote"], self._session_id)

@@ -378,3 +378,27 @@ def test_a_list_that_was_changed_is_so_in_whichever_way_it_is_read(
     assert (way(row), way(taken)) == ([2, 3, 4], [2, 3])
     assert (len(taken), list(taken), "numbers" in taken) == (2, ["n", "numbers"], True)
     assert taken == pickle.loads(pickle.dumps(taken)) != row
+
+
+def test_a_copy_has_lists_of_its_own_whatever_was_read_before() -> None:
+    batch = pa.RecordBatch.from_pydict({"l": [[0], [1]]})
+    first, second = rows_of(batch)
+    kept = copy.copy(first)
+    kept.l.append(9)
+    assert first.l == [0]
+    assert second.l == [1]
+    kept = copy.copy(second)
+    kept.l.append(9)
+    assert second.l == [1]
+
+
+def test_a_row_that_nobody_has_changed_is_pickled_as_before() -> None:
+    """By one argument, which versions before this one read as well."""
+    batch = pa.RecordBatch.from_pydict({"l": [[0.0, float("nan")], [1.0]]})
+    row = rows_of(batch)[0]
+    unread = pickle.dumps(row)
+    assert row.l[0] == 0.0
+    assert pickle.dumps(row) == unread
+    row.l[0] = -0.0
+    assert len(row.__reduce__()[1]) == 2
+    assert repr(pickle.loads(pickle.dumps(row)).l) == "[-0.0, nan]"
