@@ -20,6 +20,8 @@ from penstock.client.tls_failures import SPEAKS_NO_TLS, why_failed
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError
 
+_RECEIVED_MAX: Final = 16_384
+_ROUNDS_MAX: Final = 64
 _LOOK_TIMEOUT_S: Final = 2.0
 _CA_SETTING: Final = "security.ssl.client.ca"
 
@@ -103,10 +105,8 @@ def speaks_tls(address: str) -> bool:
     """Whether somebody at an address speaks TLS; False where nobody is there."""
     host, port = parse_address(address)
     try:
-        with (
-            socket.create_connection((host, port), _LOOK_TIMEOUT_S) as sock,
-            _curious().wrap_socket(sock, server_hostname=host),
-        ):
+        with socket.create_connection((host, port), _LOOK_TIMEOUT_S) as sock:
+            _shake_hands(_curious(), sock, host)
             return True
     except OSError:
         return False
@@ -122,13 +122,36 @@ def why_no_channel(address: str, tls: ClientTls | None) -> str:
     try:
         with socket.create_connection((host, port), _LOOK_TIMEOUT_S) as sock:
             try:
-                with context.wrap_socket(sock, server_hostname=host):
-                    return ""
+                _shake_hands(context, sock, host)
+                return ""
             except OSError as error:
                 reason = why_failed(error, host, _CA_SETTING)
     except OSError:
         return ""  # nobody is there at all
     return reason.replace(SPEAKS_NO_TLS, "it speaks no TLS: leave out security.ssl.client.enabled")
+
+
+def _shake_hands(context: ssl.SSLContext, sock: socket.socket, host: str) -> ssl.SSLObject:
+    """What ``wrap_socket`` does, which leaves its socket open where the other end has gone just before.
+
+    Raises:
+        OSError: the two did not come to terms.
+    """
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    connection = context.wrap_bio(incoming, outgoing, server_hostname=host)
+    for _ in range(_ROUNDS_MAX):
+        try:
+            connection.do_handshake()
+        except ssl.SSLWantReadError:
+            sock.sendall(outgoing.read())
+        else:
+            sock.sendall(outgoing.read())
+            return connection
+        if received := sock.recv(_RECEIVED_MAX):
+            incoming.write(received)
+        else:
+            incoming.write_eof()
+    raise TimeoutError(f"{host} comes to no end of its handshake")
 
 
 def _curious() -> ssl.SSLContext:
@@ -143,11 +166,8 @@ def _name_of(address: str, tls: ClientTls) -> str:
     """A name that the certificate is for; its CA has been checked. "" where nobody answers."""
     host, port = parse_address(address)
     try:
-        with (
-            socket.create_connection((host, port), _LOOK_TIMEOUT_S) as sock,
-            tls.context().wrap_socket(sock, server_hostname=host) as wrapped,
-        ):
-            told = wrapped.getpeercert() or {}
+        with socket.create_connection((host, port), _LOOK_TIMEOUT_S) as sock:
+            told = _shake_hands(tls.context(), sock, host).getpeercert() or {}
     except OSError:
         return ""
     alternatives: Sequence[tuple[str, str]] = told.get("subjectAltName", ())  # type: ignore[assignment]
