@@ -5,13 +5,13 @@ Keys follow Flink's names where the meaning is the same. A value comes from ``pe
 known one. ``docs/configuration.md`` is generated from this package (``make docs``).
 """
 
+from penstock.config.config_file import read_yaml
 from penstock.config.configuration import (
     SECRET_KEYS,
     Configuration,
     is_of_restart_strategy,
     known_keys,
     parse_override,
-    read_yaml,
 )
 
 __all__ = [

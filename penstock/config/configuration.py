@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-import yaml
 from pydantic import ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
 from penstock.config.checkpoint_keys import CheckpointKeys
+from penstock.config.config_file import flat_keys, read_yaml
 from penstock.config.daemon_keys import DaemonKeys
 from penstock.config.high_availability_keys import HighAvailabilityKeys
 from penstock.config.idle_keys import idle_keys
@@ -245,7 +245,7 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys, S
         Raises:
             ConfigurationError: an unknown key or a wrong value, named.
         """
-        flat = dict(_flatten("", values))
+        flat = flat_keys(values)
         for key in flat:
             if not is_known_key(key):
                 raise ConfigurationError(_unknown_key(key))
@@ -281,7 +281,7 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys, S
             return cls.from_mapping(overrides or {})
         in_file = read_yaml(path)
         try:
-            return cls.from_mapping({**in_file, **dict(_flatten("", overrides or {}))})
+            return cls.from_mapping({**in_file, **flat_keys(overrides or {})})
         except ConfigurationError:
             cls.check_file(path, in_file)  # where the file alone is wrong, that is what to say
             raise
@@ -300,7 +300,7 @@ class Configuration(DaemonKeys, HighAvailabilityKeys, CheckpointKeys, JobKeys, S
 
     def merged(self, overrides: Mapping[str, object]) -> Configuration:
         """This configuration with some keys replaced."""
-        return self.from_mapping({**self.to_mapping(), **dict(_flatten("", overrides))})
+        return self.from_mapping({**self.to_mapping(), **flat_keys(overrides)})
 
     def with_restart_strategy(self, keys: Mapping[str, object]) -> Configuration:
         """This configuration with one restart strategy in place of another; limits on failures stay."""
@@ -380,36 +380,6 @@ def known_keys() -> list[str]:
     return list(_FIELD_BY_KEY)
 
 
-def read_yaml(path: Path) -> dict[str, object]:
-    """The flat keys of a YAML file; none where there is no such file.
-
-    Raises:
-        ConfigurationError: the file cannot be read or is not a mapping.
-    """
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        # What these say quotes the file, which may hold secrets: so does the chain of causes.
-        raise ConfigurationError(f"cannot read {path}: it is no YAML{_place_of(error)}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{path} must hold keys and values, not {type(content).__name__}")
-    return dict(_flatten("", content))
-
-
-def _place_of(error: Exception) -> str:
-    """Where a file is no YAML and why, without a word of what is in it."""
-    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
-        return ""
-    mark = error.problem_mark
-    return f" (line {mark.line + 1}, column {mark.column + 1})"
-
-
 def parse_override(text: str) -> tuple[str, str]:
     """The key and value of ``-D key=value``.
 
@@ -429,11 +399,3 @@ def _unknown_key(key: str) -> str:
     near = difflib.get_close_matches(key, _FIELD_BY_KEY, n=1, cutoff=0.4)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"unknown configuration key {key}{hint}"
-
-
-def _flatten(prefix: str, values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(f"{prefix}{key}.", value)
-        else:
-            yield f"{prefix}{key}", value

@@ -459,9 +459,10 @@ def test_what_an_ended_job_can_be_started_from_is_known_to_the_next(
 
     def counted(directory: str, job_id: str) -> str:
         nonlocal looks
-        found = look(directory, job_id)
-        looks += 1
-        return found
+        try:
+            return look(directory, job_id)
+        finally:
+            looks += 1
 
     monkeypatch.setattr(ended_jobs_runner, "restorable_from", counted)
 
@@ -491,6 +492,14 @@ def test_what_an_ended_job_can_be_started_from_is_known_to_the_next(
             assert after.summary.restorable_from == before.summary.restorable_from
             assert after.failure.message == before.failure.message
             assert after.start_again == before.start_again
+        head = tmp_path / "checkpoints" / JOB / "HEAD"
+        content = head.read_bytes()
+        head.write_bytes(b"damaged")
+        after = await listed()
+        assert after.summary.state == before.summary.state
+        assert not after.summary.restorable_from
+        assert not after.summary.problem, "its record is not damaged"
+        head.write_bytes(content)
         dispose(str(tmp_path / "checkpoints" / JOB), lambda job_id: None, lambda: None)
         assert not (await listed()).summary.restorable_from
 

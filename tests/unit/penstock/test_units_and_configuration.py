@@ -151,6 +151,7 @@ def test_an_unknown_key_names_the_nearest():
         ("parallelism.default", "0"),
         ("restart-strategy.type", "sometimes"),
         ("execution.checkpointing.mode", "mostly-once"),
+        ("jobmanager.exception-history-size", 2**70),  # protobuf has no such number
     ],
 )
 def test_a_wrong_value_is_an_error(key, value):
@@ -177,6 +178,22 @@ def test_a_wrong_file_is_an_error(tmp_path, content):
     path = tmp_path / "penstock.yaml"
     path.write_text(content)
     with pytest.raises(ConfigurationError):
+        Configuration.load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("rpc.timeout: 1s\nrpc.timeout: 2s\n", "'rpc.timeout' is there twice, in lines 1 and 2"),
+        ("heartbeat:\n  interval: 1s\nheartbeat:\n  timeout: 9s\n", "in lines 1 and 3"),
+        ("heartbeat: {interval: 1s, interval: 1s}\n", "'interval' is there twice"),
+        ("heartbeat.interval: 1s\nheartbeat:\n  interval: 2s\n", "'heartbeat.interval' is"),
+    ],
+)
+def test_a_key_is_in_a_file_once(tmp_path: pathlib.Path, content: str, told: str) -> None:
+    path = tmp_path / "penstock.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigurationError, match=rf"^{path}: .*{told}"):
         Configuration.load(path)
 
 

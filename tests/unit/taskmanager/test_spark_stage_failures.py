@@ -21,8 +21,10 @@ from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
 from penstock.rows.schema import schema_to_bytes
 from taskmanager.operators.spark_stage import SparkStageOperator
+from taskmanager.spark import session_process
 from taskmanager.spark.driver_runner import SparkPlace
 from taskmanager.spark.stage_messages import RunStage, StageBegun, StageFailed
+from taskmanager.spark.stage_process import failure_of
 from taskmanager.spark.stage_table import OnEnd, StageTable, TellEnd
 from taskmanager.task.attempt_failure import cause_of
 from taskmanager.user_code.user_failure import failure_of_operator
@@ -48,8 +50,21 @@ def too_slow(table: StageTable, stage: RunStage) -> list[object]:
     return [*table.ended(StageFailed(stage.stage_id, "Job 3 cancelled"))]
 
 
+def without_pandas(table: StageTable, stage: RunStage) -> list[object]:
+    """No restart installs a package."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_process, "_is_there", "pandas".__ne__)
+        sessions = session_process.SparkSessions(Path(), [], "session", lambda: None)
+        with pytest.raises(
+            TaskFailure, match=r"installed .*: pandas\. Install penstock\[connect\]"
+        ) as e:
+            sessions.get({"spark.remote": "sc://localhost"})
+    return [*table.ended(failure_of(e.value, stage))]
+
+
 @pytest.mark.parametrize(
-    ("ends", "restarts"), [(lost, True), (lost_jvm, True), (of_user, False), (too_slow, False)]
+    ("ends", "restarts"),
+    [(lost, True), (lost_jvm, True), (of_user, False), (too_slow, False), (without_pandas, False)],
 )
 def test_what_restarts_by_default(tmp_path: Path, ends: object, restarts: bool) -> None:
     def run(stage: RunStage, timeout_s: float, on_end: OnEnd) -> None:

@@ -21,7 +21,8 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.serializers import CloudPickleSerializer
-from pyspark.sql import SparkSession
+from pyspark.sql import Observation, SparkSession
+from pyspark.sql.functions import count, lit
 
 import penstock as ps
 from penstock.state_tables.spark_rows_client import frame_batches, without_idle_limit
@@ -208,6 +209,10 @@ def test_a_limit_of_batches_is_lifted_where_it_cuts_nothing(spark: SparkSession)
             assert without_idle_limit(plain) is plain
         finally:
             spark.conf.set(key, str(kept))
+
+    observed = plain.observe(seen := Observation(), count(lit(1)).alias("rows"))
+    assert sum(batch.num_rows for batch in frame_batches(observed)) == 30_000
+    assert seen.get == {"rows": 30_000}
 
     class Older:
         """What a Spark is like that has none of this."""

@@ -34,7 +34,7 @@ from penstock.storage.hashing import hash_columns
 from penstock.storage.local_store import LocalStore
 from penstock.storage.object_store import SwapUnanswered
 from penstock.storage.restore_point import open_restore_point
-from penstock.storage.savepoint import MANIFEST_PATH
+from penstock.storage.savepoint import COMMITTED_PATH, MANIFEST_PATH
 from tests.support.golden_job import build
 
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -532,6 +532,8 @@ def test_a_savepoint_that_another_writer_has_put_there_meanwhile_stays(
     fails: bool, base: Path, tmp_path: Path
 ) -> None:
     new = tmp_path / "new"
+    mark = base / COMMITTED_PATH  # which both write as it is
+    mark.write_text("by its job")
     tables = all_tables(ps.open_state(base))
     # Before anything else is there of it.
     uid, name = next((uid, next(iter(own))) for uid, own in tables.items() if own)
@@ -546,6 +548,7 @@ def test_a_savepoint_that_another_writer_has_put_there_meanwhile_stays(
     with pytest.raises(error, match=told):
         ps.write_savepoint(new, {uid: {name: rows()}}, base=base)
     assert content(new) == content(base)
+    assert (new / COMMITTED_PATH).read_text() == mark.read_text()
     assert check_store(str(new)).jobs[0].orphans == ()
 
 
