@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime as dt
+import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import lru_cache
@@ -253,7 +254,9 @@ def _numbers(values: Sequence[object], kind: pa.DataType) -> pa.Array | None:
     """Numbers as floats; None = they are to be looked at one by one, or not to be floats."""
     if kind in _EVERY_INTEGER and set(map(type, values)) <= _NUMBERS:
         with contextlib.suppress(pa.ArrowInvalid):
-            return pa.array(values, kind)
+            array = pa.array(values, kind)
+            if kind not in _INFINITE_FROM or not np.isinf(array.to_numpy(False)).any():
+                return array
     return None
 
 
@@ -268,6 +271,10 @@ def _exact(values: Sequence[object], field: pa.Field) -> Sequence[object]:
         if int in kinds:
             pairs = enumerate(values)
             values = [_as_float(v, field, i) if type(v) is int else v for i, v in pairs]
+        if (infinite_from := _INFINITE_FROM.get(kind)) is not None:
+            for index, value in enumerate(values):
+                if isinstance(value, float) and infinite_from <= abs(value) < math.inf:
+                    raise _mismatch(value, field, index)
     elif pt.is_temporal(kind):
         if pt.is_time(kind):
             _check_times(values, field)
@@ -312,6 +319,8 @@ def _check_times(values: Sequence[object], field: pa.Field) -> None:
 
 _EVERY_INTEGER = {pa.float32(): 2**24, pa.float64(): 2**53}
 """Up to which size each integer is a float of the type; Arrow refuses others of these."""
+_INFINITE_FROM = {pa.float16(): 65520.0, pa.float32(): float(2**128 - 2**103)}
+"""From which size Arrow takes numbers as infinite: half-way beyond the largest one of the type."""
 _NUMBERS = {int, float, type(None)}
 _NONE = {type(None)}
 _INT = {int}

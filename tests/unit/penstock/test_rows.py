@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import datetime as dt
+import math
 import pickle
 from collections.abc import Callable
 from decimal import Decimal
@@ -140,6 +141,13 @@ def test_dictionaries_zones_and_years() -> None:
             decode(far)
 
 
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+def test_what_is_infinite_stays_so(kind: pa.DataType) -> None:
+    values = [math.inf, -math.inf, None, 65519.0]
+    assert encode(values, pa.field("c", kind)).is_null().to_pylist()[2]
+    assert encode(values, pa.field("c", kind)).cast("float64").to_pylist()[:2] == values[:2]
+
+
 @pytest.mark.parametrize(
     ("kind", "value"),
     [(pa.float64(), 2**62), (pa.float64(), -(2**70)), (pa.float32(), 2**40), (pa.float16(), 4096)],
@@ -167,6 +175,9 @@ def test_an_integer_stands_for_the_float_that_it_is(kind: pa.DataType, value: in
         (pa.float64(), 10**400),
         (pa.float32(), 2**24 + 1),
         (pa.float16(), 2**24 + 1),
+        (pa.float16(), 65520.0),  # which Arrow makes infinite
+        (pa.float32(), -1e300),
+        (pa.list_(pa.float32()), [math.inf, 1e300]),
         (pa.list_(pa.float64()), [2**53 + 1]),
         (pa.string(), 1),
         (pa.bool_(), 1),
