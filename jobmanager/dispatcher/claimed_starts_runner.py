@@ -136,10 +136,10 @@ class ClaimedStartsRunner:
 
     def _tell(self, job_id: str, error: StreamError, then: str) -> None:
         start = self._noted.get(job_id)
-        path = "" if start is None else start.uri
-        self._log.warning(
-            "start.not_given_back", job_id=job_id, path=path, reason=str(error), then=then
-        )
+        event, path = "start.not_given_back", "" if start is None else start.uri
+        if start is None and self._store.may_have(job_id):
+            event = "job.not_withdrawn"
+        self._log.warning(event, job_id=job_id, path=path, reason=str(error), then=then)
 
     async def _give_all_back(self, calls: StoreCallsRunner, job_id: str) -> None:
         """What may be claimed yet, or stored, is not given back."""
@@ -154,11 +154,11 @@ class ClaimedStartsRunner:
     async def _give_back(self, calls: StoreCallsRunner, job_id: str) -> None:
         def work() -> tuple[job_record_pb2.StoredStart, str] | None:
             start = self._store.starts.read(job_id)
-            if start is None:
-                return None
-            self._noted[job_id] = start
-            self._store.withdraw(job_id)
-            return start, give_back(start)
+            if start is not None:
+                self._noted[job_id] = start
+            if start is not None or self._store.may_have(job_id):
+                self._store.withdraw(job_id)
+            return None if start is None else (start, give_back(start))
 
         given = await calls.run("give back", work)
         if given is None:

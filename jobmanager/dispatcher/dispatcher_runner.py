@@ -240,16 +240,17 @@ class DispatcherRunner:
     async def _save(
         self, job_id: str, graph: graph_pb2.JobGraph, now_ms: int, start: JobStart | None
     ) -> int:
-        """Stores a job; where that fails for good, what it was to start from is given back."""
+        """Stores a job; where that fails, nobody runs it later, and what it was to start from is given back."""
         try:
             return await self._records.run(
                 "store", partial(self._store.save, job_id, graph, now_ms)
             )
         except StreamError as error:
-            if start is not None and isinstance(error, Fenced | StoreSilent | SwapUnanswered):
-                await self._starts.give_back_later(job_id, error)
-            elif start is not None:
+            is_answered = not isinstance(error, Fenced | StoreSilent | SwapUnanswered)
+            if start is not None and is_answered:
                 await self._starts.give_back(job_id)
+            elif start is not None or self._store.may_have(job_id):
+                await self._starts.give_back_later(job_id, error)
             raise
 
     async def check_storage(self) -> None:

@@ -3,7 +3,8 @@
 A job is stored before it is acknowledged: its graph first, then its record, then a look at LEADER. A leader that
 takes over lists the jobs behind its swap of LEADER, so it finds every job that any leader has acknowledged. It
 makes a record its own before it goes on with the job; from then on who led before can change nothing of it. The
-record of a job that has ended stays as long as the job is listed.
+record of a job that has ended stays as long as the job is listed. One that was never acknowledged may be stored yet,
+by a swap that nobody has answered: its record says that it never began, for so long that none comes later.
 
 Invariants: a record is only ever replaced by the leader whose epoch it has, or by a newer one; when a method that
 notes something returns, that is safe; nothing of an earlier JobManager's job is deleted before it was noted that
@@ -15,7 +16,9 @@ Every method blocks and may be called from any thread.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -29,8 +32,9 @@ from jobmanager.stores.stored_job import (
     decode_graph,
     digest_of,
     graph_name,
+    is_unstored,
     mark_removed,
-    mark_unstored,
+    may_come_late,
     unreadable,
 )
 from penstock.errors import Fenced, StoreNotFound, StoreTransient, StreamError
@@ -103,7 +107,7 @@ class JobStore:
         except Fenced:
             # Who leads may not have seen it, and nobody was told of it: nobody is to run it later.
             with suppress(StreamError):
-                record.change(mark_unstored)
+                record.withdraw(_now_ms())
             raise
         return record.own().attempts_end
 
@@ -145,10 +149,10 @@ class JobStore:
         try:
             record = self._record(job_id).own()
             if record.HasField("end") and not record.end.state:
-                if self._delete_files(job_id, keeps_start=not record.end.is_clean):
+                if not is_unstored(record):
+                    self._delete_files(job_id)
+                elif self._has_claims(job_id, keeps_record=may_come_late(record, _now_ms())):
                     self._unstored.add(job_id)
-                with self._lock:
-                    self._records.pop(job_id, None)
                 return None
             name = f"{job_id}/{graph_name(record.graph_digest)}"
             content = self._store.get(name)
@@ -169,8 +173,12 @@ class JobStore:
             if f"{job_id}/{RECORD_NAME}" in found:
                 raise StoreTransient(f"the record of job {job_id} was away for a moment")
             graphs = [one.path for one in self._store.list(f"{job_id}/{GRAPH_PREFIX}")]
-            delete_all(self._store, [path for path in graphs if path.count("/") == 1])
-            if start_path(job_id) in found:
+            graphs = [path for path in graphs if path.count("/") == 1]
+            if graphs or found:
+                self._record(job_id).withdraw(_now_ms())
+            delete_all(self._store, graphs)
+            self._forget(job_id)
+            if found:
                 self._unstored.add(job_id)
         except NewerLeader:
             raise
@@ -189,8 +197,6 @@ class JobStore:
         with suppress(NoRecordError):
             self._record(job_id).change(mark_removed)
         self._delete_files(job_id)
-        with self._lock:
-            self._records.pop(job_id, None)
 
     def unstored(self) -> list[str]:
         """Jobs without a record that may have claimed what they were to start from, as far as they were found since the
@@ -199,29 +205,42 @@ class JobStore:
         self._unstored.clear()
         return found
 
+    def may_have(self, job_id: str) -> bool:
+        """Whether a job is stored, or was to be: also where ``save`` has failed."""
+        return job_id in self._records
+
     def withdraw(self, job_id: str) -> None:
-        """Nobody runs a job whose ``save`` has failed; what it has claimed can still be given back. May be repeated.
+        """Nobody runs a job whose ``save`` has failed, also where what was to store it comes yet; what it has claimed can
+        still be given back. May be repeated.
 
         Raises: as ``remove``.
         """
         self._leader.verify()
-        try:
-            self._record(job_id).change(mark_unstored)
-        except NoRecordError:  # its graph, if that is there, is removed by the next leader
-            return
-        self._delete_files(job_id, keeps_start=True)
+        self._record(job_id).withdraw(_now_ms())
+        self._has_claims(job_id, keeps_record=True)
+
+    def _has_claims(self, job_id: str, *, keeps_record: bool) -> bool:
+        """Of a job that was never acknowledged; all else of it is deleted."""
+        start, record = start_path(job_id), f"{job_id}/{RECORD_NAME}"
+        return start in self._delete_files(job_id, {start, record} if keeps_record else {start})
+
+    def _delete_files(self, job_id: str, kept: AbstractSet[str] = frozenset()) -> set[str]:
+        """What it has claimed goes first, which without a record would be given back.
+
+        Returns:
+            What is there of what is kept.
+        """
+        for path in (start_path(job_id), f"{job_id}/{RECORD_NAME}"):
+            if path not in kept:
+                self._store.delete(path)
+        paths = {one.path for one in self._store.list(f"{job_id}/")}
+        delete_all(self._store, paths - kept)
+        self._forget(job_id)
+        return paths & kept
+
+    def _forget(self, job_id: str) -> None:
         with self._lock:
             self._records.pop(job_id, None)
-
-    def _delete_files(self, job_id: str, *, keeps_start: bool = False) -> bool:
-        """Returns whether what it has claimed is there still, which without a record would be given back."""
-        if not keeps_start:
-            self._store.delete(start_path(job_id))
-        self._store.delete(f"{job_id}/{RECORD_NAME}")
-        paths = {one.path for one in self._store.list(f"{job_id}/")}
-        kept = paths & {start_path(job_id)} if keeps_start else set()
-        delete_all(self._store, paths - kept)
-        return bool(kept)
 
     # ------------------------------------------------------------ what is noted of it
 
@@ -396,3 +415,7 @@ class JobStore:
                 record = RecordStore(self._store, self._uri, job_id, self._leader)
                 self._records[job_id] = record
             return record
+
+
+def _now_ms() -> int:
+    return int(1000 * time.time())  # noqa: TID251 - as old as what lies in the store

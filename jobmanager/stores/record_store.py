@@ -11,9 +11,9 @@ from typing import Final
 
 from common.pb import job_record_pb2
 from jobmanager.stores.leader_store import LeaderStore
-from jobmanager.stores.stored_job import decode_record, encode_record
+from jobmanager.stores.stored_job import decode_record, encode_record, is_unstored, mark_unstored
 from penstock.errors import StoreCorrupt, StoreNotFound, StoreTransient, StreamError
-from penstock.storage.object_store import ObjectStore
+from penstock.storage.object_store import ObjectStore, SwapUnanswered
 from penstock.storage.swap_counts import SwappedKind
 from penstock.storage.swapped_object import NewerLeader, SwappedObject
 
@@ -44,6 +44,8 @@ class RecordStore:
         self._lock = threading.Lock()
         self._now: job_record_pb2.StoredJob | None = None
         """What it says; None = it is not this leader's yet."""
+        self._may_come: bool | None = None
+        """Whether a call may be under way that makes it; None = one of an earlier leader's."""
         self._newest: dict[str, _Note] = {}
         """What every change takes along, by what it is of."""
 
@@ -62,7 +64,31 @@ class RecordStore:
                 first.attempts_end = 0 if found is None else found.attempts_end
                 return first
 
-            self._take_over(claimed)
+            if self._may_come is None:
+                self._may_come = False
+            try:
+                self._take_over(claimed)
+            except SwapUnanswered:
+                self._may_come = True
+                raise
+
+    def withdraw(self, now_ms: int) -> None:
+        """Has it say that the job was never acknowledged, where it is there, or may come yet.
+
+        Raises:
+            StoreTransient: it cannot be said now, or another leader has stored the job.
+        """
+
+        def claimed(found: job_record_pb2.StoredJob | None) -> job_record_pb2.StoredJob:
+            record = found or job_record_pb2.StoredJob(job_id=self._job_id)
+            if not is_unstored(record) and found and found.leader_epoch != self._leader.epoch:
+                raise StoreTransient(f"{self._path} was away for a moment")
+            mark_unstored(record, now_ms)
+            return record
+
+        with self._lock:
+            if self._may_come is not False or self._object.content() is not None:
+                self._take_over(claimed)
 
     def change_to_newest(self, what: str, note: _Note) -> None:
         """As ``change``; whatever is changed from now on takes it along, until a newer one of the same is asked for.

@@ -17,6 +17,7 @@ FORMAT: Final = FrameFormat("a job's record", b"PSTKJOBR", 1)
 
 GRAPH_PREFIX: Final = "graph-"
 _DIGITS_OF_NAME: Final = 16
+_LATE_MAX_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,22 @@ def mark_removed(record: job_record_pb2.StoredJob) -> None:
     record.end.is_clean = True
 
 
-def mark_unstored(record: job_record_pb2.StoredJob) -> None:
-    """The job was never acknowledged; what it has claimed may have to be given back."""
+def mark_unstored(record: job_record_pb2.StoredJob, now_ms: int) -> None:
+    """The job was never acknowledged; what it has claimed may have to be given back. While its record says so, no call that
+    was to make it, and comes late, does."""
     record.end.Clear()
+    record.end.ended_at_ms = now_ms
     record.end.SetInParent()
+
+
+def is_unstored(record: job_record_pb2.StoredJob) -> bool:
+    """Whether it says that."""
+    return record.HasField("end") and not record.end.state and not record.end.is_clean
+
+
+def may_come_late(record: job_record_pb2.StoredJob, now_ms: int) -> bool:
+    """Whether such a call may be under way yet. S3 takes none that was signed more than 15 minutes before."""
+    return is_unstored(record) and now_ms < record.end.ended_at_ms + _LATE_MAX_MS
 
 
 def encode_record(record: job_record_pb2.StoredJob) -> bytes:

@@ -11,16 +11,22 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobmanager.dispatcher import dispatcher_runner, submission_checks_runner
+from jobmanager.dispatcher import (
+    claimed_starts_runner,
+    dispatcher_runner,
+    submission_checks_runner,
+)
 from jobmanager.dispatcher.job_start_runner import JobStart
 from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.record_store import RECORD_NAME
 from jobmanager.stores.starts_store import START_NAME
+from jobmanager.stores.stored_job import is_unstored
 from penstock.errors import JobRejected, StoreTransient
 from penstock.graph.output_in_doubt import IN_DOUBT_KEY
 from penstock.pb import checkpoint_pb2, graph_pb2
@@ -209,6 +215,48 @@ def test_where_it_may_be_stored_yet_the_job_keeps_what_it_has_claimed_at_first(
     run(scenario)
 
 
+@pytest.mark.parametrize("claims", [False, True])
+def test_a_job_that_is_stored_when_its_client_was_told_that_it_is_not_is_run_by_nobody(
+    cluster_of: Any,
+    make_graph: Any,
+    saved: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    claims: bool,
+) -> None:
+    """S3 makes the swap when all was given back."""
+    swap, late = LocalStore.compare_and_swap, list[Callable[[], bool]]()
+
+    def slow(store: LocalStore, path: str, expected: bytes | None, new: bytes) -> bool:
+        if path == f"{JOB}/{RECORD_NAME}" and not late:
+            late.append(partial(swap, store, path, expected, new))
+            raise SwapUnanswered("no answer yet")
+        return swap(store, path, expected, new)
+
+    monkeypatch.setattr(LocalStore, "compare_and_swap", slow)
+    monkeypatch.setattr(claimed_starts_runner, "FIRST_PAUSE_S", 0.01)
+    records = JobRecords(tmp_path)
+
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            dispatcher, graph = cluster.jobmanager.dispatcher, make_graph()
+            graph = claiming(graph, saved) if claims else graph
+            with pytest.raises(SwapUnanswered):
+                await dispatcher.submit(JOB, graph)
+            while not records.all() or claimants(saved) != ("", None):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert not late[0]()
+            [record] = records.all().values()
+            assert is_unstored(record)
+            if not claims:
+                await dispatcher.submit(JOB, graph)
+                assert JOB in dispatcher.jobs
+        async with cluster_of() as cluster:
+            assert (JOB in cluster.jobmanager.dispatcher.jobs) is not claims
+
+    run(scenario)
+
+
 @pytest.mark.skipif(not RUNS_ALL, reason="waits for deadlines; PENSTOCK_TESTS=all")
 @pytest.mark.parametrize(
     ("owner", "step"), [(JobStart, "claim"), (JobStart, "claim_output"), (JobStore, "save")]
@@ -236,7 +284,7 @@ def test_what_a_call_claims_that_was_given_up_on_is_given_back(
             await held.has_returned.wait()
             while note.exists() or claimants(saved) != ("", None):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            assert not JobRecords(tmp_path).all()
+            assert all(is_unstored(record) for record in JobRecords(tmp_path).all().values())
             await dispatcher.submit(OTHER, graph)
             assert claimants(saved) == (OTHER, OutputClaim(OutputUse.COMMITS, OTHER))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,30 +17,38 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from common.pb import job_record_pb2
+from jobmanager.stores import job_store
 from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.leader_store import LeaderStore
 from penstock.errors import Fenced, StoreCorrupt, StoreNotFound, StoreTransient, StreamError
 from penstock.pb import graph_pb2
 from penstock.storage.memory_store import MemoryStore
+from penstock.storage.object_store import SwapUnanswered
 from tests.support.jobs import DEADLINE_S
 
 GRAPH = graph_pb2.JobGraph(name="job")
 JOB = "0" * 32
+RECORD = f"{JOB}/record"
 END = job_record_pb2.StoredEnd(state="FINISHED", ended_at_ms=5)
 
 
 class Lossy(MemoryStore):
-    """``lost`` swaps do what they are asked to and fail; ``failing`` ones do nothing and fail."""
+    """``lost`` swaps do what they are asked to and fail; ``failing`` ones do nothing and fail, as ``late`` ones, which may
+    come."""
 
     def __init__(self) -> None:
         super().__init__(1 << 20)
         self.faults: list[str] = []
+        self.late: list[Callable[[], bool]] = []
 
     @override
     def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
         fault = self.faults.pop(0) if self.faults else ""
         if fault == "failing":
             raise StoreTransient("refused")
+        if fault == "late":
+            self.late.append(partial(super().compare_and_swap, path, expected, new))
+            raise SwapUnanswered("no answer yet")
         swapped = super().compare_and_swap(path, expected, new)
         if fault == "lost":
             raise StoreTransient("no answer")
@@ -167,7 +176,44 @@ def test_a_graph_without_a_record_was_never_acknowledged() -> None:
     kept, jobs = two()
     jobs.put(f"{JOB}/graph-0", [b"x"])
     assert lead(kept, jobs).stored() == []
-    assert jobs.list("") == []
+    assert [one.path for one in jobs.list("")] == [RECORD]
+    assert lead(kept, jobs).stored() == []
+
+
+@pytest.mark.parametrize("who", ["same", "next"])
+def test_a_job_that_is_stored_late_is_run_by_nobody(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3 has not answered the swap, and makes it behind all that was done since."""
+    kept, jobs = MemoryStore(1 << 20), Lossy()
+    store = lead(kept, jobs)
+    jobs.faults = ["late"]
+    with pytest.raises(SwapUnanswered):
+        store.save(JOB, GRAPH, 1)
+    if who == "same":
+        store.withdraw(JOB)
+    else:
+        assert lead(kept, jobs).stored() == []
+    for _ in range(2):
+        assert [create() for create in jobs.late] == [False]
+        assert lead(kept, jobs).stored() == []
+    later = lead(kept, jobs)
+    later.save(JOB, GRAPH, 2)
+    [job] = lead(kept, jobs).stored()
+    assert (job.record.submitted_at_ms, job.problem) == (2, "")
+    lead(kept, jobs).withdraw("b" * 32)
+    monkeypatch.setattr(job_store, "_now_ms", lambda: 1 << 62)
+    assert [one.job_id for one in lead(kept, jobs).stored()] == [JOB]
+    assert {one.path.split("/")[0] for one in jobs.list("")} == {JOB}
+
+
+def test_no_job_is_withdrawn_that_another_leader_has_stored() -> None:
+    kept, jobs = two()
+    lead(kept, jobs).save(JOB, GRAPH, 1)
+    with pytest.raises(StoreTransient, match="away for a moment"):
+        lead(kept, jobs).withdraw(JOB)
+    [job] = lead(kept, jobs).stored()
+    assert not job.problem
 
 
 def test_a_history_is_noted_where_a_swap_that_was_to_take_it_along_has_failed() -> None:
