@@ -5,9 +5,9 @@
 - A writer that dies leaves its hidden file. No listing shows it; the first ``put`` of an instance into
   a directory removes those that nobody has written to for an hour. Should its writer live after all,
   its rename fails and it is told so: nothing half-written ever gets a name.
-- ``compare_and_swap`` holds a lock on a hidden file beside the object while it reads and renames. The
-  kernel gives the lock back when its holder dies. Who makes an object removes the file, so that none stays beside
-  what is never replaced, as the manifest of a savepoint; whoever has waited for that lock finds the object there.
+- ``compare_and_swap`` holds a lock on a hidden file beside the object while it reads and renames, and no longer: who is
+  paused meanwhile keeps it. The kernel gives it back when its holder dies. Who makes an object removes the file, so
+  that none stays beside what is never replaced, as the manifest of a savepoint; who waited for it finds the object.
 - Where the last step fails, synchronising the directory, the caller is told that the write failed,
   and finds the new object or what was there before: whole in either case.
 - Nothing leaves the root: see ``object_paths``.
@@ -35,7 +35,7 @@ from penstock.storage.file_locks import LOCK_WAIT_MAX_S, LockedFile
 from penstock.storage.object_paths import check_path, check_prefix
 from penstock.storage.object_store import TEMPORARY_AGE_MAX_MS, ObjectInfo, ObjectStore
 from penstock.storage.os_errors import store_error
-from penstock.storage.private_directories import make_directories
+from penstock.storage.private_directories import make_directories, sync_directory
 from penstock.storage.request_counts import FILE_REQUESTS, counted_call
 
 TEMPORARY_PREFIX: Final = ".tmp-"
@@ -182,29 +182,27 @@ class LocalStore(ObjectStore):
     def compare_and_swap(self, path: str, expected: bytes | None, new: bytes) -> bool:
         target = self._file(path)
         try:
-            if expected is not None and not target.exists():
+            found = _content(target)
+            if found is None and expected is not None:
                 self._check_place()
-                return False
-            self._prepare(target.parent)
-            lock_file = _lock_file(target)
-            with LockedFile(lock_file, self._lock_wait_max_s, self._file_mode):
-                try:
-                    return self._swap(target, expected, new)
-                finally:
-                    if expected is None:
-                        lock_file.unlink(missing_ok=True)
+            return found == expected and self._swap(target, expected, new)
         except OSError as error:
             self._fail("replaced", target, error)
 
     def _swap(self, target: Path, expected: bytes | None, new: bytes) -> bool:
-        """To be called while its lock is held."""
-        try:
-            current: bytes | None = target.read_bytes()
-        except FileNotFoundError:
-            current = None
-        if current != expected:
-            return False
-        self._write(target, (new,))
+        with self._written(target, (new,)) as (temporary, size):
+            lock_file = _lock_file(target)
+            with LockedFile(lock_file, self._lock_wait_max_s, self._file_mode):
+                try:
+                    if _content(target) != expected:
+                        temporary.unlink(missing_ok=True)
+                        return False
+                    temporary.rename(target)
+                finally:
+                    if expected is None:
+                        lock_file.unlink(missing_ok=True)
+        sync_directory(target.parent)
+        FILE_REQUESTS.add_bytes(sent=size)
         return True
 
     @override
@@ -236,7 +234,7 @@ class LocalStore(ObjectStore):
                 self._fail("copied", target, error)
             directories[target.parent] = None
         for directory in directories:
-            _fsync_directory(directory)
+            sync_directory(directory)
 
     def _link(self, file: Path, target: Path) -> bool:
         try:
@@ -319,6 +317,17 @@ class LocalStore(ObjectStore):
 
     def _write(self, target: Path, chunks: Iterable[bytes | memoryview]) -> int:
         """Writes the file, which appears whole or not at all; nothing is left where it fails."""
+        with self._written(target, chunks) as (temporary, size):
+            temporary.rename(target)
+        sync_directory(target.parent)
+        FILE_REQUESTS.add_bytes(sent=size)
+        return size
+
+    @contextlib.contextmanager
+    def _written(
+        self, target: Path, chunks: Iterable[bytes | memoryview]
+    ) -> Iterator[tuple[Path, int]]:
+        """The file beside its target, and its size, for the caller to rename; nothing is left where it fails."""
         temporary, descriptor = self._open_temporary(target)
         size = 0
         try:
@@ -335,15 +344,12 @@ class LocalStore(ObjectStore):
                     file.close()
                 raise
             file.close()
-            temporary.rename(target)
+            yield temporary, size
         except BaseException:
             with contextlib.suppress(OSError):  # the first error says why; it is swept later
                 temporary.unlink(missing_ok=True)
             self._remove_empty(target.parent)
             raise
-        _fsync_directory(target.parent)
-        FILE_REQUESTS.add_bytes(sent=size)
-        return size
 
     def _open_temporary(self, target: Path) -> tuple[Path, int]:
         temporary = target.parent / _temporary_name()
@@ -371,7 +377,7 @@ class LocalStore(ObjectStore):
         above = directory
         while above != top:
             above = above.parent
-            _fsync_directory(above)
+            sync_directory(above)
         self._sweep_directory(directory)
         with self._lock:
             self._prepared.add(directory)
@@ -481,15 +487,14 @@ def _lock_file(target: Path) -> Path:
     return target.with_name(f".{target.name}.lock")
 
 
+def _content(target: Path) -> bytes | None:
+    try:
+        return target.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def _not_found(target: Path, error: OSError) -> StoreNotFound:
     if isinstance(error, IsADirectoryError):
         return StoreNotFound(f"{target} is a directory: where it is, there can be no object")
     return StoreNotFound(f"{target} does not exist")
-
-
-def _fsync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

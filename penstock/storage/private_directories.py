@@ -1,4 +1,4 @@
-"""Directories that only their user may look into, and files that only he may read."""
+"""Directories that only their user may look into, and files that only he may read; names that survive a crash."""
 
 from __future__ import annotations
 
@@ -73,3 +73,16 @@ def replace_text(path: Path, text: str, mode: int) -> None:
         except BaseException:
             temporary.unlink()
             raise
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes names in a directory survive a crash of the machine.
+
+    Raises:
+        OSError: it cannot be synchronised.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from penstock.connectors.compacted import ReplacedFiles, replaced_place
 from penstock.connectors.sink import SinkContext
+from penstock.storage.private_directories import sync_directory
 from taskmanager.connectors.hidden_files import (
     held_files,
     held_path,
@@ -204,15 +205,6 @@ class _LocalFile(HiddenFile):
         self.release()
         self._path.unlink(missing_ok=True)
         self._pending.unlink(missing_ok=True)
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes names in a directory survive a crash of the machine."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _second_name(held: Path, file: Path) -> None:

@@ -35,13 +35,19 @@ class FaultPoints:
             jobmanagers=self._jobmanagers, taskmanagers=2, slots=2, environment=environment
         )
 
-    def arm(self, point: str) -> None:
-        """The next leader to come there dies."""
+    def arm(self, point: str, ending: str = "SIGKILL") -> None:
+        """The next leader to come there gets that signal."""
         (self._place / f"{point}.reached").unlink(missing_ok=True)
-        (self._place / point).touch()
+        written = self._place / f"{point}.new"
+        written.write_text(ending)
+        written.rename(self._place / point)
 
     def await_death(self, point: str) -> None:
         """Waits until one has died there."""
+        wait_ended(self.await_come(point))
+
+    def await_come(self, point: str) -> int:
+        """Waits until one has come there; which process."""
         deadline, reached = (
             Deadline(f"a leader at {point}", DEADLINE_S),
             self._place / f"{point}.reached",
@@ -49,7 +55,7 @@ class FaultPoints:
         while not reached.exists():
             deadline.left()
             time.sleep(0.005)
-        wait_ended(int(reached.read_text()))
+        return int(reached.read_text())
 
     def await_reached(self, point: str) -> None:
         """Waits until one has died there, and replaces it."""

@@ -1,12 +1,14 @@
 """Aim: in whatever phase of a job its leader dies, the next one brings it to its end: nothing is lost, doubled or done twice.
 
 Method: as in ``test_takeovers``; leaders die at fault points (``tests/support/fault_points``): in front of what the machine
-of a job wants done, behind the answer of a TaskManager, or on either side of what it stores.
+of a job wants done, behind the answer of a TaskManager, or on either side of what it stores. Some stand still there instead, until
+their session is over and another one leads.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +29,17 @@ from tests.integration.high_availability.test_kept_rows_over_takeovers import (
 from tests.integration.high_availability.test_kept_rows_over_takeovers import (
     submitted as submitted_with_kept_rows,
 )
-from tests.support.elected_cluster import RATE, numbers, slots_of, submitted, token_of, written
+from tests.support.elected_cluster import (
+    RATE,
+    await_roles,
+    health,
+    jobmanagers,
+    numbers,
+    slots_of,
+    submitted,
+    token_of,
+    written,
+)
 from tests.support.examples import RUNS_ALL
 from tests.support.fault_point_cluster import FaultPoints, beside
 from tests.support.jobs import DEADLINE_S, await_details
@@ -494,3 +506,46 @@ def test_while_hidden_output_is_removed(points: FaultPoints, tmp_path: Path, poi
         assert left == []
         points.await_nothing_left(handle)
     written(out)
+
+
+def await_next_leader(points: FaultPoints, paused: int) -> None:
+    deadline = Deadline("another leader", DEADLINE_S)
+    others = [one for one in jobmanagers(points.cluster).values() if one.pid != paused]
+    while "serving" not in map(health, others):
+        deadline.left()
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["DeployTasks", "before_swap_head", "swap_head", "before_delete_files", "before_note_end"],
+)
+def test_who_stands_still_there_and_goes_on_when_another_leads_touches_nothing(
+    points: FaultPoints, tmp_path: Path, point: str
+) -> None:
+    out, savepoints = tmp_path / "out", str(tmp_path / "savepoints")
+    with ps.Environment(points.cluster.address, parallelism=2) as env:
+        if point == "DeployTasks":
+            points.arm(point, "SIGSTOP")
+        begun = beside(lambda: submitted(env, out))
+        if point != "DeployTasks":
+            await_progress(out)
+            points.arm(point, "SIGSTOP")
+        ended = beside(lambda: begun().stop(savepoints)) if point == "before_note_end" else None
+        paused = points.await_come(point)
+        try:
+            await_next_leader(points, paused)
+            handle = begun()
+            if ended is None:
+                await_progress(out)
+        finally:
+            os.kill(paused, signal.SIGCONT)
+        _, again = await_roles(points.cluster)
+        assert again.pid == paused, "it executes itself anew, and stands by"
+        if ended is None:
+            await_progress(out)
+            await_running(handle)
+            assert restarts_of(points.cluster, handle) == 0
+            ended = beside(lambda: handle.stop(savepoints))
+        ended()
+        written(out)
+        points.await_nothing_left(handle)

@@ -1,10 +1,12 @@
-"""Kills a JobManager in the midst of something, as ``kill -9`` does.
+"""Kills a JobManager in the midst of something, as ``kill -9`` does, or stops it there, as SIGSTOP does.
 
 Put first on PYTHONPATH, it watches every JobManager that starts with it. A file in the directory that FAULT_POINTS
-names is a point at which the next one to come there dies; the file then ends in ``.reached``, and holds its process id.
+names is a point at which the next one to come there gets the signal that it holds; the file then ends in
+``.reached``, and holds its process id.
 Points are effects of the machine of a job (``DeployTasks``, ``PublishState.RUNNING``, ``ReportRival.WON``, what ``SendCommands`` sends: ``NotifyCompleted``), in front of
 which it dies, calls to TaskManagers (``deploy_tasks``, ``start_rival``), behind whose answer it does, and what it stores of a job or of drains
-(``note_end``), in front of which it dies at ``before_note_end``, and behind it at ``note_end``.
+(``note_end``), in front of which it dies at ``before_note_end``, and behind it at ``note_end``; and so with ``swap_head`` and
+``delete_files``.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +30,10 @@ def _die_at(names: list[str]) -> None:
     for name in names:
         point = Path(_PLACE, name)
         if point.exists():
+            ending = signal.Signals[point.read_text()]
             point.write_text(str(os.getpid()))
             point.rename(f"{point}.reached")
-            os.kill(os.getpid(), signal.SIGKILL)
+            signal.pthread_kill(threading.get_ident(), ending)  # before its next step
 
 
 def _names_of(effect: Any) -> list[str]:
@@ -41,6 +45,8 @@ def _names_of(effect: Any) -> list[str]:
 
 
 def _watch() -> None:
+    from jobmanager.checkpoint.checkpoint_deletions_runner import CheckpointDeletionsRunner
+    from jobmanager.checkpoint.claimed_head_store import ClaimedHeadStore
     from jobmanager.job.job_master_runner import JobMasterRunner
     from jobmanager.job.rival_runner import RivalRunner
     from jobmanager.rpc.taskmanager_client import TaskManagerClient
@@ -81,6 +87,8 @@ def _watch() -> None:
     for name in _STORED:
         stored(JobStore, name, name)
     stored(DrainsStore, "write", "write_drains")
+    stored(ClaimedHeadStore, "swap", "swap_head")
+    stored(CheckpointDeletionsRunner, "delete", "delete_files")
 
 
 if _PLACE and "jobmanager" in sys.orig_argv:

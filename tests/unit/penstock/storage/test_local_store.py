@@ -156,6 +156,32 @@ def test_a_swap_waits_for_the_lock_but_not_for_ever(tmp_path: Path) -> None:
     assert store.compare_and_swap("HEAD", b"1", b"2")
 
 
+def test_who_stands_still_while_a_swap_is_written_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, begun, goes_on = os.fsync, threading.Event(), threading.Event()
+    paused = LocalStore(tmp_path)
+    assert paused.compare_and_swap("HEAD", None, b"1")
+
+    def fsync(descriptor: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            begun.set()
+            assert goes_on.wait(90)
+        real(descriptor)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    with ThreadPoolExecutor(1) as threads:
+        late = threads.submit(paused.compare_and_swap, "HEAD", b"1", b"late")
+        try:
+            assert begun.wait(90)
+            store = LocalStore(tmp_path, lock_wait_max_s=0.02)
+            assert store.compare_and_swap("HEAD", b"1", b"2")
+        finally:
+            goes_on.set()
+        assert late.result() is False
+    assert (store.get("HEAD"), store.temporaries()) == (b"2", ())
+
+
 def test_a_lock_on_a_removed_file_is_no_lock(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     with LockedFile(path):
