@@ -183,7 +183,8 @@ class CheckpointStoringRunner:
         try:
             event = await self._calls.run("delete", lambda: store.deletions.delete(effect.paths))
         except StoreSilent as error:
-            self._log.warning("checkpoint.not_deleted", reason=str(error))
+            if not self._calls.ended.is_set():
+                self._log.warning("checkpoint.not_deleted", reason=str(error))
             event = c.FilesDeleted(effect.paths, self._clock.now_ms())
         self._post(event)
 

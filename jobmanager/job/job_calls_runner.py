@@ -54,10 +54,14 @@ class JobCallsRunner:
         Raises:
             StoreSilent: it takes too long, or is waited for no longer.
         """
-        if self.ended.is_set():
-            raise StoreSilent(f"job {self._job_id} has ended")
-        with self._no_longer(until) as no_longer:
-            return await self.calls.run(what, work, no_longer)
+        if not self.ended.is_set():
+            try:
+                with self._no_longer(until) as no_longer:
+                    return await self.calls.run(what, work, no_longer)
+            except StoreSilent:
+                if not self.ended.is_set():
+                    raise
+        raise StoreSilent(f"job {self._job_id} has ended")
 
     async def pause(self, pause_s: float, until: asyncio.Future[None] | None = None) -> bool:
         """Waits, until ``until`` is done at most; False where the job has ended meanwhile."""

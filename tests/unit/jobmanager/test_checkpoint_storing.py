@@ -1,4 +1,5 @@
-"""Aim: what a start has settled is not in the way of the next checkpoint, and that one is waited for as any other.
+"""Aim: what a start has settled is not in the way of the next checkpoint, and that one is waited for as any other; and
+files that are being deleted when the job ends are no sign of storage that hangs.
 
 Method: the runner alone, with a store whose calls the test lets go.
 """
@@ -110,3 +111,33 @@ def test_the_next_checkpoint_is_stored_at_once_and_waited_for(
     assert said("checkpoint.settled_again") == (meanwhile == "pauses"), "the outage is over"
     known = [event.checkpoint_id for event in posted if isinstance(event, c.CheckpointStored)]
     assert known == [1, 2]
+
+
+def test_a_job_that_ends_while_files_are_deleted_has_not_given_up_on_its_storage() -> None:
+    go_on, begins = threading.Event(), threading.Event()
+
+    def delete(paths: tuple[str, ...]) -> c.FilesDeleted:
+        begins.set()
+        assert go_on.wait(DEADLINE_S)
+        return c.FilesDeleted(paths, 0)
+
+    async def scenario() -> None:
+        nothing: Any = None
+        its_own: Any = SimpleNamespace(deletions=SimpleNamespace(delete=delete))
+        calls = JobCallsRunner("1", int(10_000 * DEADLINE_S), CheckpointGauges())
+        storing = CheckpointStoringRunner(
+            "1", its_own, calls, nothing, nothing, SystemClock(), posted.append, posted.append
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(storing.delete(c.DeleteFiles(("old",))))
+                await asyncio.to_thread(begins.wait)
+                calls.end()
+            go_on.set()
+            await calls.calls.wait_for_all(int(1000 * DEADLINE_S))
+
+    posted = list[Any]()
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(scenario())
+    assert not logs, "its disk does not hang"
+    assert [event.left for event in posted] == [("old",)]
