@@ -9,7 +9,7 @@ from penstock.pb import checkpoint_pb2
 from penstock.storage.object_store import ObjectStore
 from penstock.storage.open_store import open_store
 from penstock.storage.restore_point import remove_savepoint
-from penstock.storage.savepoint import OWNER_PATH
+from penstock.storage.savepoint import OWNER_PATH, owner_of
 
 
 class ClaimedSavepointStore:
@@ -59,7 +59,7 @@ class ClaimedSavepointStore:
 
     def _is_owner(self, store: ObjectStore) -> bool:
         try:
-            return store.get(OWNER_PATH).decode(errors="replace") == self._job_id
+            return owner_of(store.get(OWNER_PATH)) == self._job_id
         except StoreNotFound:
             store.remove_remains()  # a removal that has come as far as that
             return False

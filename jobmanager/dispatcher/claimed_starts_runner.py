@@ -16,7 +16,7 @@ import structlog
 
 from common.pb import job_record_pb2
 from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
-from jobmanager.dispatcher.claimed_start_store import give_back
+from jobmanager.dispatcher.claimed_start_store import withdraw
 from jobmanager.dispatcher.known_jobs import KnownJobs
 from jobmanager.stores.job_store import JobStore
 from penstock.errors import Fenced, StoreTransient, StreamError
@@ -63,6 +63,13 @@ class ClaimedStartsRunner:
         self._noted[start.job_id] = start
         self._store.starts.note(start)
 
+    def check_leads(self) -> None:
+        """As ``note``, for what is noted already; blocks.
+
+        Raises: as ``note``.
+        """
+        self._store.check_leads()
+
     async def settle(self, job_id: str) -> None:
         """The job is stored, and has what it has claimed; a note that stays does no harm."""
         if self._noted.pop(job_id, None) is not None:
@@ -87,10 +94,14 @@ class ClaimedStartsRunner:
             if job_id not in self._jobs:
                 await self.give_back(job_id)
 
-    async def give_back(self, job_id: str) -> None:
-        """All is as it was before; what cannot be given back is logged, and tried again."""
+    async def give_back(self, job_id: str, *, may_come: bool = True) -> None:
+        """All is as it was before; what cannot be given back is logged, and tried again.
+
+        Args:
+            may_come: as of ``claimed_start_store.give_back``.
+        """
         try:
-            await self._give_all_back(self._calls, job_id)
+            await self._give_all_back(self._calls, job_id, may_come)
         except StreamError as error:
             await self.give_back_later(job_id, error)
 
@@ -141,30 +152,29 @@ class ClaimedStartsRunner:
             event = "job.not_withdrawn"
         self._log.warning(event, job_id=job_id, path=path, reason=str(error), then=then)
 
-    async def _give_all_back(self, calls: StoreCallsRunner, job_id: str) -> None:
+    async def _give_all_back(
+        self, calls: StoreCallsRunner, job_id: str, may_come: bool = True
+    ) -> None:
         """What may be claimed yet, or stored, is not given back."""
         self._check_settled()
-        await self._give_back(calls, job_id)
+        await self._give_back(calls, job_id, may_come)
         self._check_settled()
 
     def _check_settled(self) -> None:
         if self._may_be_claimed_yet:
             raise StoreSilent("a call to the storage that was given up on may claim it yet")
 
-    async def _give_back(self, calls: StoreCallsRunner, job_id: str) -> None:
-        def work() -> tuple[job_record_pb2.StoredStart, str] | None:
+    async def _give_back(self, calls: StoreCallsRunner, job_id: str, may_come: bool = True) -> None:
+        def work() -> tuple[job_record_pb2.StoredStart | None, str]:
             start = self._store.starts.read(job_id)
             if start is not None:
                 self._noted[job_id] = start
-            if start is not None or self._store.may_have(job_id):
-                self._store.withdraw(job_id)
-            return None if start is None else (start, give_back(start))
+            return start, withdraw(self._store, job_id, start, may_come=may_come)
 
-        given = await calls.run("give back", work)
-        if given is None:
+        start, left = await calls.run("give back", work)
+        if start is None:
             self._noted.pop(job_id, None)
             return
-        start, left = given
         original = self._jobs.get(start.owner)
         if left and original is not None and original.record.left == "":
             original.record.left = left

@@ -70,6 +70,7 @@ class JobStart:
     def claim_output(
         self,
         note: Callable[[job_record_pb2.StoredStart], None],
+        check_leads: Callable[[], None],
         has_ended: Callable[[str], bool],
     ) -> None:
         """Says what the job is about to do with output that another one may publish as well; blocks. To be repeated
@@ -77,16 +78,15 @@ class JobStart:
 
         Args:
             note: as of ``claim``; what is claimed is noted with it.
+            check_leads: raises where another JobManager leads.
             has_ended: whether a job is known to have ended.
 
         Raises:
             JobRejected: the other one has been faster.
             StoreTransient: it cannot be said now.
         """
-        says_so = self.output.commits if self.point.is_savepoint else self.point.open_savepoints
-        if says_so and not self.is_claim:
-            note(self._stored())
-        if untold := claim_output(self.point, self.output, self.job_id, has_ended):
+        before = check_leads if self.is_claim else lambda: note(self._stored())
+        if untold := claim_output(self.point, self.output, self.job_id, has_ended, before):
             _log.warning("savepoint.original_not_asked", path=self.point.uri, reason=untold)
 
     def claim(self, note: Callable[[job_record_pb2.StoredStart], None]) -> None:
@@ -103,8 +103,7 @@ class JobStart:
         point = self.point
         try:
             if point.is_savepoint:
-                note(self._stored())
-                claim_savepoint(point, self.job_id)
+                claim_savepoint(point, self.job_id, lambda: note(self._stored()))
                 return
             checkpoint_id = point.manifest.checkpoint_id
             started = started_from(point, self.check, self.output, path=point.uri, is_claimed=True)

@@ -17,6 +17,7 @@ from jobmanager.scheduler.shared_spill_runner import SharedSpillRunner
 from penstock.config import Configuration
 from penstock.errors import JobRejected, StoreTransient, StreamError, Unrecoverable
 from penstock.pb import graph_pb2
+from penstock.storage.object_store import SwapUnanswered
 from penstock.storage.open_store import is_s3, open_store, place_of
 
 CHECK_TIMEOUT_MS: Final = 20_000  # less than clients wait for an answer
@@ -86,10 +87,13 @@ class SubmissionChecksRunner:
             if start.is_claim:
                 await self._claim(start)
             which = f"{start.point.uri}, which it is to start from,"
-            work = partial(start.claim_output, self._starts.note, self._jobs.has_ended)
+            starts, has_ended = self._starts, self._jobs.has_ended
+            work = partial(start.claim_output, starts.note, starts.check_leads, has_ended)
             await self._call("claim output", start.graph.name, which, work)
         except StreamError as error:
-            await self._starts.give_back(start.job_id)
+            why = (error, error.__cause__)
+            may_come = any(isinstance(one, StoreSilent | SwapUnanswered) for one in why)
+            await self._starts.give_back(start.job_id, may_come=may_come)
             is_own = start.point.is_savepoint and directory != ""  # or else it is the other job's
             if is_own and isinstance(error, JobRejected):
                 which = f"{directory}, where its checkpoints were to be kept,"

@@ -165,9 +165,16 @@ def _takes_back(job_id: str) -> OutputClaim:
 
 
 def claim_output(
-    point: RestorePoint, decision: OutputDecision, job_id: str, has_ended: Callable[[str], bool]
+    point: RestorePoint,
+    decision: OutputDecision,
+    job_id: str,
+    has_ended: Callable[[str], bool],
+    note: Callable[[], None] = lambda: None,
 ) -> str:
     """Says where others look what a job is about to do with output; before it does so. To be repeated after an error.
+
+    Args:
+        note: is called before each time that it is said.
 
     Returns:
         Why the job that a moved savepoint was taken of cannot be told; "" = it can, or needs not.
@@ -182,18 +189,18 @@ def claim_output(
                 store = open_store(path)
                 if not store.sizes([MANIFEST_PATH, OUTPUT_PATH]):
                     continue  # it never came to be, or is gone, and nobody is to commit its output
-                made = make_claim(store, _takes_back(job_id))
+                made = make_claim(store, _takes_back(job_id), note=note)
                 if made.use is not OutputUse.TAKES_BACK:
                     raise JobRejected(
                         f"{point.uri} cannot be started from: {was_committed(path, made)}"
                     )
         elif decision.commits:
             wanted = OutputClaim(OutputUse.COMMITS, job_id)
-            made = make_claim(_deciding_store(point), wanted, has_ended)
+            made = make_claim(_deciding_store(point), wanted, has_ended, note)
             untold = ""
             if made == wanted and (left := _left_behind(point)) is not None:
                 try:
-                    made = make_claim(left, wanted, has_ended)
+                    made = make_claim(left, wanted, has_ended, note)
                 except StoreTransient as error:
                     untold = f"{left!r}, where it was taken, cannot be told: {error}"
             if made != wanted:
@@ -207,22 +214,36 @@ def claim_output(
     return ""
 
 
-def release_output(point: RestorePoint, decision: OutputDecision, job_id: str) -> None:
-    """Undoes ``claim_output`` for a job that never began; what was not claimed stays as it is.
+def release_output(
+    point: RestorePoint,
+    decision: OutputDecision,
+    job_id: str,
+    check: Callable[[], None],
+    *,
+    may_come: bool = True,
+) -> None:
+    """Undoes ``claim_output`` for a job that never began; what was not claimed is nobody else's either.
+
+    Args:
+        check, may_come: as of ``release_claim``.
 
     Raises:
         StoreTransient: it cannot be said now.
     """
     if not point.is_savepoint:
         for path in point.open_savepoints:
-            release_claim(open_store(path), _takes_back(job_id))
+            store = open_store(path)
+            is_there = may_come and bool(store.sizes([MANIFEST_PATH, OUTPUT_PATH]))
+            release_claim(store, _takes_back(job_id), None, check, may_come=is_there)
     elif decision.commits:
         claimant = decision.claimant
         before = OutputClaim(OutputUse.COMMITS, claimant) if claimant else None
-        own = OutputClaim(OutputUse.COMMITS, job_id)
-        release_claim(_deciding_store(point), own, before)
-        if (left := _left_behind(point)) is not None:
-            release_claim(left, own, before)
+        own, deciding = OutputClaim(OutputUse.COMMITS, job_id), _deciding_store(point)
+        beside = deciding.sizes([MANIFEST_PATH, OUTPUT_PATH])
+        if (left := _left_behind(point)) is not None:  # claimed last
+            is_claimed = may_come and claim_beside(deciding, beside) == own
+            release_claim(left, own, before, check, may_come=is_claimed)
+        release_claim(deciding, own, before, check, may_come=may_come and bool(beside))
 
 
 def _found(point: RestorePoint) -> tuple[ObjectStore, PreparedOutput]:

@@ -183,13 +183,14 @@ class HeadStore:
                 return
         raise StoreTransient(f"{HEAD_PATH} of job {owner} changed while job {job_id} claimed it")
 
-    def give_back(self, job_id: str, found: bytes) -> None:
+    def give_back(self, job_id: str, found: bytes, check: Callable[[], None]) -> None:
         """Undoes ``take_over`` for a job that never began, whether that had succeeded or is not known to have. Nothing
         changes where HEAD has become another's since.
 
         Args:
             job_id: that job.
             found: what was noted; b"" = nothing, so that nothing was replaced.
+            check: is called before anything changes, with what is there then; raises where that is not to be.
 
         Raises:
             StoreCorrupt: it cannot be understood; it stays.
@@ -200,6 +201,7 @@ class HeadStore:
             return
         head, before = decode_head(content), decode_head(found)
         if head == before or (head.job_id, head.leader_epoch) == (job_id, 0):
+            check()
             # Also where it is as it was: a swap that is late finds another token.
             self._object.hand_over(content, _encode(before, os.urandom(_TOKEN_BYTES)))
 

@@ -20,6 +20,7 @@ from penstock.storage.savepoint import (
     OWNER_PATH,
     is_part_of_savepoint,
     looks_like_savepoint,
+    owner_of,
 )
 from penstock.storage.store_names import substore, without_slash
 
@@ -116,7 +117,7 @@ def _kept(uri: str, store: ObjectStore) -> KeptSavepoint:
         size_bytes=size_bytes,
         is_for_ending=properties.behind is BehindBarrier.DRAIN,
         committed=COMMITTED_PATH in names,
-        owner=store.get(OWNER_PATH).decode(errors="replace") if OWNER_PATH in names else "",
+        owner=owner_of(store.get(OWNER_PATH)) if OWNER_PATH in names else "",
         output=savepoint_output(manifest, store, names),
     )
 
@@ -151,8 +152,8 @@ def dispose(
         raise JobRejected(
             f"{uri} is no savepoint and no job's directory of checkpoints: nothing has been removed{_hint(uri)}"
         )
-    if OWNER_PATH in inside and not force:
-        owner = store.get(OWNER_PATH).decode(errors="replace").strip()
+    owner = owner_of(store.get(OWNER_PATH)) if OWNER_PATH in inside else ""
+    if owner and not force:
         raise JobRejected(
             f"{uri} has been claimed, and its files are another job's now: {owner}; --force removes them "
             "all the same"

@@ -16,9 +16,9 @@ from typing import Final
 
 from penstock.errors import StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.storage.object_store import ObjectStore
-from penstock.storage.savepoint import COMMITTED_PATH, OUTPUT_PATH
+from penstock.storage.savepoint import COMMITTED_PATH, OUTPUT_PATH, signed
 
-_OPEN: Final = b"open\n"
+_OPEN: Final = b"open"
 """Nobody's any more: the job that had taken it back has ended before it had produced it again."""
 _ATTEMPTS: Final = 16
 
@@ -38,13 +38,13 @@ class OutputClaim:
     job_id: str
 
     def encode(self) -> bytes:
-        """As the object says it.
+        """As the first line of the object says it.
 
         >>> claim = OutputClaim(OutputUse.TAKES_BACK, "6f0c")
         >>> claim.encode(), decode_claim(claim.encode()) == claim
-        (b'taken back by job 6f0c\\n', True)
+        (b'taken back by job 6f0c', True)
         """
-        return f"{self.use.value} by job {self.job_id}\n".encode()
+        return f"{self.use.value} by job {self.job_id}".encode()
 
 
 def decode_claim(content: bytes | None) -> OutputClaim | None:
@@ -53,9 +53,10 @@ def decode_claim(content: bytes | None) -> OutputClaim | None:
     Raises:
         StoreCorrupt: it cannot be understood.
     """
-    if content is None or content == _OPEN:
+    said = (content or _OPEN).partition(b"\n")[0]
+    if said == _OPEN:
         return None
-    use, by, job_id = content.decode(errors="replace").strip().partition(" by job ")
+    use, by, job_id = said.decode(errors="replace").strip().partition(" by job ")
     if not by or use not in {one.value for one in OutputUse}:
         raise StoreCorrupt(
             f"{OUTPUT_PATH} beside the manifest of the savepoint is damaged: {use[:80]!r}"
@@ -101,9 +102,15 @@ def read_claim(store: ObjectStore) -> OutputClaim | None:
 
 
 def make_claim(
-    store: ObjectStore, wanted: OutputClaim, has_ended: Callable[[str], bool] = lambda _: False
+    store: ObjectStore,
+    wanted: OutputClaim,
+    has_ended: Callable[[str], bool] = lambda _: False,
+    note: Callable[[], None] = lambda: None,
 ) -> OutputClaim:
     """Has the object say what is wanted, where it may; to be repeated after an error.
+
+    Args:
+        note: is called before it does, with what is there then: what is released behind it is not claimed.
 
     Returns:
         What counts: what is wanted, or what is in its way.
@@ -117,19 +124,41 @@ def make_claim(
         found = decode_claim(content)
         if found is not None and not may_claim(found, wanted, has_ended):
             return found
+        note()
         # Also where it says so: what is read may not survive a crash, what was swapped does.
-        if store.compare_and_swap(OUTPUT_PATH, content, wanted.encode()):
+        if store.compare_and_swap(OUTPUT_PATH, content, signed(wanted.encode())):
             return wanted
     raise StoreTransient(f"{OUTPUT_PATH} in {store!r} changed {_ATTEMPTS} times meanwhile")
 
 
-def release_claim(store: ObjectStore, own: OutputClaim, before: OutputClaim | None = None) -> None:
+def release_claim(
+    store: ObjectStore,
+    own: OutputClaim,
+    before: OutputClaim | None = None,
+    check: Callable[[], None] = lambda: None,
+    *,
+    may_come: bool = False,
+) -> None:
     """What was claimed is anybody's again, or whose it was before, unless another job has claimed it since.
+
+    Args:
+        check: is called before anything changes, with what is there then; raises where that is not to be.
+        may_come: a call that claims it may have been given up on, and be made yet: it does not find what it was to replace.
 
     Raises:
         StoreTransient: it cannot be written now.
     """
-    store.compare_and_swap(OUTPUT_PATH, own.encode(), _OPEN if before is None else before.encode())
+    content = _content(store)
+    try:
+        found = decode_claim(content)
+    except StoreCorrupt:
+        return
+    if found != own and not (may_come and found == before):
+        return
+    check()
+    said = _OPEN if before is None else before.encode()
+    if not store.compare_and_swap(OUTPUT_PATH, content, signed(said)):
+        raise StoreTransient(f"{OUTPUT_PATH} in {store!r} has changed meanwhile")
 
 
 def claim_that_stays(store: ObjectStore) -> set[str]:

@@ -16,14 +16,20 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound
+from penstock.errors import Fenced, JobRejected, StoreCorrupt, StoreNotFound, StoreTransient
 from penstock.pb import checkpoint_pb2
 from penstock.storage.head import HEAD_PATH, FoundManifest, decode_head, find_manifests
 from penstock.storage.manifest import decode_manifest, file_ends, parse_manifest_path
 from penstock.storage.object_store import ObjectStore, delete_all
 from penstock.storage.open_store import open_store
 from penstock.storage.output_claim import claim_that_stays
-from penstock.storage.savepoint import MANIFEST_PATH, OWNER_PATH, is_part_of_savepoint
+from penstock.storage.savepoint import (
+    MANIFEST_PATH,
+    OWNER_PATH,
+    is_part_of_savepoint,
+    owner_of,
+    signed,
+)
 from penstock.storage.store_names import substore, without_slash
 
 _CHECKPOINT: Final = re.compile(r"(?P<directory>.+)/chk-(?P<checkpoint_id>\d{1,18})")
@@ -87,38 +93,62 @@ def _locate(handle: checkpoint_pb2.StateHandle, store_uri: str) -> None:
         handle.store = store_uri
 
 
-def claim_savepoint(point: RestorePoint, job_id: str) -> None:
+def claim_savepoint(
+    point: RestorePoint, job_id: str, note: Callable[[], None] = lambda: None
+) -> None:
     """Makes a savepoint a job's own; of several that claim it at once, one does. To be repeated after an error.
 
     Args:
         point: with the owner that is to lose it, where there is one.
         job_id: the new owner.
+        note: is called before it is claimed, with what is there then: what is given back behind it is not claimed.
 
     Raises:
         Fenced: it is another job's.
         StoreTransient: it cannot be claimed now.
     """
-    before = point.owner.encode() or None
-    if not point.store.compare_and_swap(OWNER_PATH, before, job_id.encode()):
-        owner = (_content(point.store, OWNER_PATH) or b"").decode(errors="replace").strip()
-        if owner != job_id:
-            raise Fenced(f"job {owner or 'of another name'} has claimed it")
+    before = _content(point.store, OWNER_PATH)
+    if owner_of(before) in (point.owner, job_id):
+        note()
+        if point.store.compare_and_swap(OWNER_PATH, before, signed(job_id.encode())):
+            return
+    owner = owner_of(_content(point.store, OWNER_PATH))
+    if owner != job_id:
+        raise Fenced(f"job {owner or 'of another name'} has claimed it")
 
 
-def give_savepoint_back(point: RestorePoint, job_id: str) -> None:
-    """Undoes ``claim_savepoint`` for a job that never began; what it had not claimed stays as it is.
+def give_savepoint_back(
+    point: RestorePoint,
+    job_id: str,
+    check: Callable[[], None] = lambda: None,
+    *,
+    may_come: bool = True,
+) -> None:
+    """Undoes ``claim_savepoint`` for a job that never began; what it had not claimed is nobody else's either.
 
     Args:
         point: as it was claimed.
+        check: is called before anything changes, with what is there then; raises where that is not to be.
+        may_come: a call that claims it may have been given up on, and be made yet: it does not find what it was to replace.
 
     Raises:
         StoreTransient: it cannot be said now.
     """
-    if point.owner not in ("", job_id):
-        point.store.compare_and_swap(OWNER_PATH, job_id.encode(), point.owner.encode())
-    elif _content(point.store, OWNER_PATH) == job_id.encode():
-        # Nobody else takes it from a job that is not known to have ended.
+    content, before = _content(point.store, OWNER_PATH), point.owner
+    if before == job_id:
+        before = ""
+    is_there = bool(point.store.sizes([MANIFEST_PATH]))
+    is_free = owner_of(content) == before
+    if owner_of(content) != job_id and not (may_come and is_there and is_free):
+        return
+    check()
+    if (
+        not before and not may_come
+    ):  # nobody else takes it from a job that is not known to have ended
         point.store.delete(OWNER_PATH)
+        return
+    if not point.store.compare_and_swap(OWNER_PATH, content, signed(before.encode())):
+        raise StoreTransient(f"{OWNER_PATH} in {point.uri} has changed meanwhile")
 
 
 def remove_savepoint(store: ObjectStore) -> None:
@@ -189,7 +219,7 @@ def _savepoint(uri: str, opened: Callable[[str], ObjectStore]) -> RestorePoint |
     if content is None:
         return None
     manifest = decode_manifest(content, f"{uri}/{MANIFEST_PATH}")
-    owner = (_content(store, OWNER_PATH) or b"").decode(errors="replace").strip()
+    owner = owner_of(_content(store, OWNER_PATH))
     point = RestorePoint(uri, uri, store, manifest, MANIFEST_PATH, owner)
     return point if point.is_savepoint else None
 

@@ -6,13 +6,15 @@
     OUTPUT       which job publishes that output instead: one that has gone back behind it, and produces it again, or one
                  that was started from it, and commits it
     taken-back   an earlier version says so that the job has gone back behind it
-    OWNER        the job that has claimed it, whose files these are from then on
+    OWNER        the job that has claimed it, whose files these are from then on, in its first line; where that is empty, the
+                 claim was given back
 
 All paths in its manifest are relative to the directory, so that it may be copied and moved.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from typing import Final
 
@@ -31,6 +33,7 @@ BESIDE_MANIFEST: Final = ABOUT_OUTPUT | {MANIFEST_PATH, OWNER_PATH}
 """What may lie in its directory besides the files with its state."""
 
 _NAME_OF_JOB_LENGTH: Final = 8
+_TOKEN_BYTES: Final = 8
 
 
 def savepoint_name(job_id: str, operation_id: str) -> str:
@@ -55,6 +58,20 @@ def is_part_of_savepoint(path: str) -> bool:
 def is_of_savepoint(path: str) -> bool:
     """Whether a path that a snapshot refers to lies in the savepoint's directory, and not in the job's."""
     return path.startswith(f"{STATE_DIRECTORY}/")
+
+
+def owner_of(content: bytes | None) -> str:
+    """Which job ``OWNER`` names; "" = none.
+
+    >>> owner_of(b"6f0c"), owner_of(b"\\n9a1b\\n"), owner_of(None)
+    ('6f0c', '', '')
+    """
+    return (content or b"").decode(errors="replace").partition("\n")[0].strip()
+
+
+def signed(line: bytes) -> bytes:
+    """A first line as no other call writes it: a swap that was to replace something else, and is late, does not find that."""
+    return line + f"\n{os.urandom(_TOKEN_BYTES).hex()}\n".encode()
 
 
 def path_in_savepoint(path: str) -> str:

@@ -92,7 +92,7 @@ def begin(path: Path, job_id: str, said: str = "", ended: str = "") -> str:
     start = prepare_start(
         job_id, graph, Configuration.from_mapping(config), lambda _: False, ended.__eq__
     )
-    start.claim_output(lambda _: None, ended.__eq__)
+    start.claim_output(lambda _: None, lambda: None, ended.__eq__)
     return start.graph.config[IN_DOUBT_KEY]
 
 
@@ -286,7 +286,7 @@ def test_the_next_jobmanager_gives_back_what_was_claimed_for_a_job_without_a_rec
 
         with suppress(InterruptedError):
             start.claim(note)
-            start.claim_output(note, jobs.has_ended)
+            start.claim_output(note, starts.check_leads, jobs.has_ended)
         assert (found() == before) is not has_claimed
 
     async def begin_next() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import zlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ from penstock.storage.head import HEAD_PATH, HeadStore
 from penstock.storage.kept_state import dispose, list_savepoints
 from penstock.storage.local_store import LocalStore
 from penstock.storage.manifest import encode_manifest, manifest_path
+from penstock.storage.object_store import SwapUnanswered
 from penstock.storage.restore_point import (
     claim_savepoint,
+    give_savepoint_back,
     open_restore_point,
     remove_savepoint,
 )
@@ -277,6 +281,50 @@ def test_of_two_that_claim_a_savepoint_one_does(tmp_path: Path) -> None:
     assert after.owner == "a"
     claim_savepoint(after, "c")  # job a is known to have ended
     assert open_restore_point(str(tmp_path)).owner == "c"
+
+
+@pytest.mark.parametrize("before", ["", "z"])
+def test_a_claim_that_is_made_when_it_was_given_back_claims_nothing(
+    tmp_path: Path, before: str
+) -> None:
+    write_savepoint(tmp_path)
+    if before:
+        claim_savepoint(open_restore_point(str(tmp_path)), before)
+    late = list[Callable[[], bool]]()
+    swap = LocalStore.compare_and_swap
+
+    def slow(store: LocalStore, path: str, expected: bytes | None, new: bytes) -> bool:
+        late.append(partial(swap, store, path, expected, new))
+        raise SwapUnanswered("no answer yet")
+
+    for _ in range(2):
+        point = open_restore_point(str(tmp_path))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(LocalStore, "compare_and_swap", slow)
+            with pytest.raises(SwapUnanswered):
+                claim_savepoint(point, "a")
+            give_savepoint_back(point, "a", may_come=False)  # it had been answered
+            with pytest.raises(SwapUnanswered):
+                give_savepoint_back(point, "a")
+        give_savepoint_back(point, "a")
+        assert not any(call() for call in late)
+        assert open_restore_point(str(tmp_path)).owner == before
+    claim_savepoint(open_restore_point(str(tmp_path)), "b")
+    give_savepoint_back(point, "a")
+    assert not any(call() for call in late)
+    assert open_restore_point(str(tmp_path)).owner == "b"
+
+
+def test_what_is_given_back_while_its_claim_is_noted_is_not_claimed(tmp_path: Path) -> None:
+    """By the next leader, as one that leads no more sleeps."""
+    write_savepoint(tmp_path)
+    point = open_restore_point(str(tmp_path))
+    with pytest.raises(Fenced):
+        claim_savepoint(point, "a", lambda: give_savepoint_back(point, "a"))
+    assert open_restore_point(str(tmp_path)).owner == ""
+    dispose(str(tmp_path), lambda _: None, lambda: None)
+    give_savepoint_back(point, "a")
+    assert not (tmp_path / "OWNER").exists()
 
 
 def test_a_savepoint_is_removed_with_all_that_lies_beside_it(tmp_path: Path) -> None:
