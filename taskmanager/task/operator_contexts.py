@@ -5,6 +5,7 @@ the services of the slot.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -16,6 +17,7 @@ from penstock.pb import client_pb2, graph_pb2
 from taskmanager.alignment.origins import Origins
 from taskmanager.operators.metrics import SubtaskCounters
 from taskmanager.operators.operator import Operator, OperatorContext
+from taskmanager.processes.hanging_calls_runner import OwnedCall
 from taskmanager.snapshot.snapshot_files_store import SnapshotFiles
 from taskmanager.state.backend import BackendEnvironment, KeyedStateBackend
 from taskmanager.state.factory import keeps_keyed_state, open_backend
@@ -171,8 +173,8 @@ class OperatorContexts:
             wake=self._wake,
             run_in_background=partial(self._run_in_background, execution),
             post=partial(self._post, execution),
-            submit=services.executor.submit,
-            submit_apart=services.background_executor.submit,
+            submit=partial(self._submit, execution, services.executor),
+            submit_apart=partial(self._submit, execution, services.background_executor),
             send_results=send_results,
             origins=self._origins,
             artifact_paths=services.artifact_paths,
@@ -201,7 +203,12 @@ class OperatorContexts:
             else:
                 self._post(execution, lambda: on_done(result))
 
-        self._services.background_executor.submit(work)
+        self._submit(execution, self._services.background_executor, work)
+
+    def _submit(
+        self, execution: Execution, executor: Executor, call: Callable[[], Any]
+    ) -> Future[Any]:
+        return executor.submit(OwnedCall(call, lambda: execution.has_ended))
 
     def _wake(self) -> None:
         """Asks for a step, from any thread; one request is under way at most."""

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import structlog
+
 from common.clock import SystemClock
 from common.log import configure_slot_logging
 from common.pb import internal_pb2
@@ -28,6 +30,7 @@ from taskmanager.network.slot_identity_runner import identity_of
 from taskmanager.partitions.shared_calls_runner import SharedCallsRunner
 from taskmanager.partitions.spill_runner import SpillRunner
 from taskmanager.processes.control_channel import ControlChannel, read_command
+from taskmanager.processes.hanging_calls_runner import HangingCalls
 from taskmanager.processes.mailbox import Mailbox
 from taskmanager.snapshot.local_copies_store import LocalCopies
 from taskmanager.spark.driver_runner import SparkDriverRunner, SparkPlace
@@ -39,6 +42,8 @@ from taskmanager.task.slot_runtime import SlotRuntime
 from taskmanager.task.slot_services import SlotServices
 from taskmanager.user_code.user_output import AttemptOutput, capture, open_log
 
+_log = structlog.get_logger()
+
 _GRACE_S = 2.0
 
 
@@ -47,15 +52,14 @@ class _Threads:
 
     Attributes:
         io: read ahead of sources.
-        background: for what may hang by itself without holding up others: listings, users' own sources, what is placed for
-            Spark.
+        background: for what takes long by itself: listings, users' own sources, what is placed for Spark.
         spill: write and read what exchanges keep.
         snapshots: write snapshots and read them again.
     """
 
     def __init__(self) -> None:
-        self.io = ThreadPoolExecutor(2, "slot-io")
-        self.background = ThreadPoolExecutor(16, "slot-background")
+        self.io = HangingCalls(2, "slot-io", _end_for_left_calls)
+        self.background = HangingCalls(16, "slot-background", _end_for_left_calls)
         self.spill = ThreadPoolExecutor(2, "slot-spill")
         self.snapshots = ThreadPoolExecutor(2, "slot-snapshot")
 
@@ -63,6 +67,18 @@ class _Threads:
         """Gives up what waits for them; what runs ends with the process."""
         for each in (self.io, self.background, self.spill, self.snapshots):
             each.shutdown(wait=False, cancel_futures=True)
+
+
+def _end_for_left_calls(count: int) -> None:
+    """Ends the process, for another to take its place: the log that it leaves says why."""
+    _log.error(
+        "slot.calls_left",
+        count=count,
+        reason="so many calls of attempts that have ended hang, of sources whose storage does not answer or whose discover "
+        "does not return: the process is replaced",
+    )
+    sys.stdout.flush()
+    os._exit(1)
 
 
 def run(connection: socket.socket) -> None:
