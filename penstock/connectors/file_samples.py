@@ -18,6 +18,7 @@ from penstock.connectors.text_parsing import json_columns, json_parse_schema, pa
 from penstock.pb import graph_pb2
 from penstock.rows.conforming import conformed_column
 from penstock.rows.schema import schema_from_bytes
+from penstock.rows.whole_batches import one_array, one_batch
 
 
 def sample_files(
@@ -50,12 +51,6 @@ def sample_files(
     except (pa.ArrowException, OSError, ValueError, KeyError):
         return None
     return one_batch(pa.Table.from_batches(batches, schema=schema))
-
-
-def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """The rows of a table, which may be none, as one batch."""
-    columns = [column.combine_chunks() for column in table.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=table.schema)
 
 
 def _head(
@@ -191,5 +186,5 @@ def _conform(
             column = table[field.name]
         else:
             column = pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-        columns.append(conformed_column(column.combine_chunks(), field))
+        columns.append(conformed_column(one_array(column), field))
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -31,6 +31,7 @@ from penstock.pb import graph_pb2
 from penstock.rows.column_values import ValueMismatch, encode
 from penstock.rows.conforming import conformed
 from penstock.rows.rows import RowBuilder, rows_of
+from penstock.rows.whole_batches import no_rows, one_batch
 
 SAMPLE_ROWS = 100
 SAMPLE_ROWS_MAX = 10_000
@@ -70,14 +71,6 @@ def no_sample(found: Sample | None) -> str:
     return f"none of the first {found.read} rows of the source reach it, so it cannot be tried here"
 
 
-def one_batch(result: pa.RecordBatch | pa.Table) -> pa.RecordBatch:
-    """What a batch function returned, as a batch."""
-    if isinstance(result, pa.RecordBatch):
-        return result
-    columns = [column.combine_chunks() for column in result.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=result.schema)
-
-
 def _sample(source: NodeInput, rows: int) -> Sample | None:
     """What the first ``rows`` rows of the source come to."""
     if source.tag:
@@ -97,7 +90,7 @@ def _sample(source: NodeInput, rows: int) -> Sample | None:
     if given is None:
         return None
     if not given.rows.num_rows:
-        return Sample(pa.RecordBatch.from_pylist([], schema=schema), given.read)
+        return Sample(no_rows(schema), given.read)
     result = _apply(operation, given.rows, schema)
     return None if result is None else Sample(result, given.read)
 

@@ -11,6 +11,7 @@ from penstock.errors import TaskFailure
 from penstock.naming import nearest_hint
 from penstock.rows.column_values import ValueMismatch
 from penstock.rows.conforming import conformed_column
+from penstock.rows.whole_batches import one_array
 
 
 def result_columns(
@@ -41,11 +42,7 @@ def result_columns(
             f"{', '.join(schema.names)}{hint}; say what it returns with schema=..."
         )
     try:
-        return [conformed_column(_one_array(result.column(f.name)), f) for f in schema]
+        return [conformed_column(one_array(result.column(f.name)), f) for f in schema]
     except ValueMismatch as e:
         place = f" (row {e.index} of what it returned)" if e.index >= 0 else ""
         raise wrong(f"returned {e}{place}") from e
-
-
-def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

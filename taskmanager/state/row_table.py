@@ -18,6 +18,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+from penstock.rows.whole_batches import no_rows
 from penstock.storage.batch_parts import in_parts_with
 from penstock.storage.key_encoding import encode_keys
 from penstock.storage.key_groups import key_group_of
@@ -214,8 +215,7 @@ def part_rows(tables: Sequence[RowTable], index: int, count: int) -> pa.RecordBa
     pieces = [table.part(index, count) for table in tables]
     batches = [batch for piece in pieces for batch in piece.batches]
     if not batches:
-        schema = tables[0].descriptor.schema
-        return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+        return no_rows(tables[0].descriptor.schema)
     rows = concatenated(batches)
     sequence = np.concatenate([sequence for piece in pieces for sequence in piece.sequences])
     if (np.diff(sequence) > 0).all():

@@ -93,7 +93,7 @@ class ValueLog:
 
     def _take(self, positions: Int64Array) -> pa.Array:
         if not len(positions):
-            return pa.array([], self._type)
+            return pa.nulls(0, self._type)
         is_narrow = self._is_fixed or self.memory_bytes <= self._chunk_bytes_max
         return taken(
             self._chunks, self._starts, positions, self._chunk_bytes_max, is_narrow=is_narrow
