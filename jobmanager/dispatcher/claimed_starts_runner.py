@@ -8,20 +8,22 @@ back and no call is under way that may still claim it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Collection, Coroutine
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final
 
 import structlog
 
 from common.pb import job_record_pb2
-from jobmanager.checkpoint.store_calls_runner import StoreCallsRunner, StoreSilent
+from jobmanager.checkpoint.store_calls_runner import HANGING_MAX, StoreCallsRunner, StoreSilent
 from jobmanager.dispatcher.claimed_start_store import withdraw
 from jobmanager.dispatcher.known_jobs import KnownJobs
 from jobmanager.stores.job_store import JobStore
 from penstock.errors import Fenced, StoreTransient, StreamError
 
 CALL_TIMEOUT_MS: Final = 20_000
+PATIENCE_S: Final = 1.0
+AT_ONCE: Final = 4
 FIRST_PAUSE_S: Final = 1.0
 LAST_PAUSE_S: Final = 60.0
 
@@ -50,7 +52,7 @@ class ClaimedStartsRunner:
         """Whose calls, where they were given up on, may claim something yet, or store the job."""
         self._calls = StoreCallsRunner("what jobs have claimed", CALL_TIMEOUT_MS, lambda: None)
         self._noted: dict[str, job_record_pb2.StoredStart] = {}
-        self._trying: set[str] = set()
+        self._trying: dict[str, StoreCallsRunner] = {}
         self._log = structlog.get_logger(__name__)
 
     def note(self, start: job_record_pb2.StoredStart) -> None:
@@ -83,16 +85,33 @@ class ClaimedStartsRunner:
         """
         await self._give_back(self._calls, job_id)
 
-    async def give_back_all(self, job_ids: Iterable[str]) -> None:
-        """Begins with what earlier JobManagers have left; returns when each was tried once."""
-        async with asyncio.TaskGroup() as tasks:
-            for job_id in job_ids:
-                tasks.create_task(self._give_back_in_turn(job_id))
+    async def give_back_all(self, job_ids: Collection[str]) -> None:
+        """Begins with what earlier JobManagers have left; returns when each was tried once, or after ``PATIENCE_S``."""
+        if not job_ids:
+            return
+        tried, places = asyncio.Event(), asyncio.Semaphore(AT_ONCE)
 
-    async def _give_back_in_turn(self, job_id: str) -> None:
-        async with self._turn(job_id):
-            if job_id not in self._jobs:
-                await self.give_back(job_id)
+        async def give_back_each() -> None:
+            async with asyncio.TaskGroup() as tasks:
+                for job_id in job_ids:
+                    tasks.create_task(self._give_back_in_turn(job_id, places))
+            tried.set()
+
+        self._start(give_back_each())
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await tried.wait()
+
+    async def _give_back_in_turn(self, job_id: str, places: asyncio.Semaphore) -> None:
+        try:
+            async with places, self._turn(job_id):
+                if job_id not in self._jobs:
+                    await self.give_back(job_id)
+        except Exception as error:  # noqa: BLE001 - what is left of one job holds up no other
+            self._crashed(job_id, error)
+
+    def _crashed(self, job_id: str, error: Exception) -> None:
+        self._log.error("start.give_back_crashed", job_id=job_id, exc_info=error)
 
     async def give_back(self, job_id: str, *, may_come: bool = True) -> None:
         """All is as it was before; what cannot be given back is logged, and tried again.
@@ -112,7 +131,7 @@ class ClaimedStartsRunner:
             if start is not None:
                 await self._leave(start, error)
         elif job_id not in self._trying:
-            self._trying.add(job_id)
+            self._trying[job_id] = StoreCallsRunner(f"job {job_id}", CALL_TIMEOUT_MS, lambda: None)
             self._start(self._try_again(job_id, error))
 
     async def _leave(self, start: job_record_pb2.StoredStart, error: Fenced) -> None:
@@ -123,14 +142,13 @@ class ClaimedStartsRunner:
             self._tell(start.job_id, again, "nobody does")
 
     async def _try_again(self, job_id: str, error: StreamError) -> None:
-        calls = StoreCallsRunner(f"job {job_id}", CALL_TIMEOUT_MS, lambda: None)
-        pause_s = FIRST_PAUSE_S
+        calls, pause_s = self._trying[job_id], FIRST_PAUSE_S
         try:
             while isinstance(error, StoreTransient):
                 self._tell(job_id, error, f"tried again in {pause_s:g} s")
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
-                if calls.hanging:
+                if calls.hanging or self._are_many_hanging:
                     continue
                 async with self._turn(job_id):
                     if job_id in self._jobs:  # it has come again, and was accepted
@@ -142,8 +160,14 @@ class ClaimedStartsRunner:
                     else:
                         return
             self._tell(job_id, error, "the next JobManager tries it, when it is started")
+        except Exception as crash:  # noqa: BLE001 - what is left of one job holds up no other
+            self._crashed(job_id, crash)
         finally:
-            self._trying.discard(job_id)
+            del self._trying[job_id]
+
+    @property
+    def _are_many_hanging(self) -> bool:
+        return sum(calls.hanging for calls in self._trying.values()) >= HANGING_MAX
 
     def _tell(self, job_id: str, error: StreamError, then: str) -> None:
         start = self._noted.get(job_id)

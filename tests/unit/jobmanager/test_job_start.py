@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import structlog
 from common.pb import job_record_pb2
 from jobmanager.checkpoint.next_head import head_opened
 from jobmanager.checkpoint.savepoint_store_runner import SavepointStoreRunner
+from jobmanager.dispatcher import claimed_start_store, claimed_starts_runner
 from jobmanager.dispatcher.job_start_runner import prepare_start
 from jobmanager.dispatcher.known_jobs import KnownJob, KnownJobs
 from jobmanager.dispatcher.recovery import restorable_from
@@ -44,6 +46,7 @@ from penstock.storage.savepoint import (
     TAKEN_BACK_PATH,
 )
 from tests.support.claimed_starts import claimed_starts
+from tests.support.jobs import DEADLINE_S
 
 ORIGINAL, CLAIMER, NEW = "0" * 32, "1" * 32, "2" * 32
 
@@ -302,6 +305,39 @@ def test_the_next_jobmanager_gives_back_what_was_claimed_for_a_job_without_a_rec
         asyncio.run(begin_next())
     asyncio.run(begin())  # by the same JobManager, where the same job is submitted again
     asyncio.run(begin())
+
+
+def test_storage_that_hangs_holds_up_no_start_and_takes_few_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What earlier JobManagers have left is given back beside it; an error that nobody foresaw ends nothing."""
+    hanging, most, is_over = list[str](), 0, threading.Event()
+
+    def hang(start: job_record_pb2.StoredStart, *_: object, **__: object) -> str:
+        nonlocal most
+        hanging.append(start.job_id)
+        most = max(most, len(hanging))
+        is_over.wait(DEADLINE_S)
+        hanging.remove(start.job_id)
+        if start.job_id == "job-7":
+            raise ValueError("nobody foresaw it")
+        return ""
+
+    monkeypatch.setattr(claimed_start_store, "give_back", hang)
+    monkeypatch.setattr(claimed_starts_runner, "PATIENCE_S", 0.01)
+
+    async def begin() -> None:
+        starts, store = claimed_starts(tmp_path, KnownJobs(1))
+        for number in range(10):
+            store.starts.note(job_record_pb2.StoredStart(job_id=f"job-{number}"))
+        assert store.stored() == []
+        await starts.give_back_all(store.unstored())
+        is_over.set()
+        while [one for one in range(10) if store.starts.read(f"job-{one}")] != [7]:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+    asyncio.run(begin())
+    assert 0 < most <= 4
 
 
 @pytest.mark.parametrize(
