@@ -91,7 +91,8 @@ check: proto-check docs-check ## What CI runs
 	@$(MAKE) --no-print-directory --jobs=3 --output-sync=target type servers collected kernels lint format-check
 	@$(MAKE) --no-print-directory test
 
-sim: setup ## Simulate jobs with failures: SEED=first COUNT=how many BACKEND=of state JOB=name of one STORY=1
+sim: setup ## Simulate elections and jobs with failures; jobs: SEED=first COUNT=how many BACKEND=of state JOB=name of one STORY=1
+	@$(if $(SEED)$(COUNT)$(BACKEND)$(JOB)$(STORY),,$(MAKE) --no-print-directory sim-elections)
 	@$(BIN)/python -m tests.support.simulated_run $(or $(SEED),0) $(or $(COUNT),$(if $(STORY),1,1000)) \
 	  $(or $(BACKEND),hashmap) "$(JOB)" $(or $(STORY),0)
 

@@ -279,4 +279,5 @@ def _pages(
     registry.register(TokenCollector(ROLE, keyring))
     show_certificates(registry, ROLE, config)
     registry.register(LeadershipCollector(lambda: leader.epoch, numbers))
-    return Pages(registry, lambda: dispatcher.why_not_serving)
+    status = "serving" if config.high_availability_type == "none" else "leader; serving"
+    return Pages(registry, lambda: dispatcher.why_not_serving, lambda: status)

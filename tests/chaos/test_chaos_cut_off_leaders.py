@@ -22,7 +22,7 @@ import pytest
 import penstock as ps
 from penstock.client.client import Client
 from penstock.local.local_cluster import Daemon, LocalCluster
-from tests.support.elected_cluster import RATE, await_written, submitted, written
+from tests.support.elected_cluster import LEADS, RATE, await_written, submitted, written
 from tests.support.hosts import Hosts
 from tests.support.jobs import DEADLINE_S, await_details
 from tests.support.processes import Deadline, Site, site, wait_ended
@@ -120,7 +120,7 @@ class CutOffCluster:
     def await_leader(self, host: int) -> None:
         """Waits until the JobManager of a host leads."""
         deadline = Deadline(f"JobManager {host + 1} to lead", 60)
-        while self.health(host) != "serving":
+        while self.health(host) != LEADS:
             deadline.left()
             time.sleep(0.05)
 
@@ -131,7 +131,7 @@ class CutOffCluster:
             deadline.left()
             told = [self.health(host) for host in (0, 1)]
             for host in (0, 1):
-                if told[host] == "serving" and told[1 - host].startswith("standby;"):
+                if told[host] == LEADS and told[1 - host].startswith("standby;"):
                     return host, 1 - host
             time.sleep(0.1)
 
@@ -203,13 +203,13 @@ def test_a_leader_without_zookeeper_goes_on_until_another_leads(
         cluster.await_leader(standby)
         # LEADER is another's: it has ended, though ZooKeeper cannot tell it that its session is over.
         deadline = Deadline("the end of the former leader", DEADLINE_S)
-        while cluster.health(leader) == "serving":
+        while cluster.health(leader) == LEADS:
             deadline.left()
             time.sleep(0.05)
         await_progress(out)
         await_details(handle, lambda _, state: state == "RUNNING")
         assert cluster.restarts(handle) == 0
-        assert cluster.health(leader) != "serving", "who does not reach ZooKeeper leads nobody"
+        assert cluster.health(leader) != LEADS, "who does not reach ZooKeeper leads nobody"
         cluster.hosts.heal()
         assert cluster.roles() == (standby, leader)
         assert cluster.jobmanager(leader).pid == process, "it has executed itself anew"
@@ -230,7 +230,7 @@ def test_a_standby_without_zookeeper_does_not_lead(cluster: CutOffCluster, tmp_p
         wait_ended(process)
         until = time.monotonic() + 2 * SESSION_S
         while time.monotonic() < until:
-            assert cluster.health(standby) != "serving", "nobody has elected it"
+            assert cluster.health(standby) != LEADS, "nobody has elected it"
             time.sleep(0.1)
         cluster.hosts.heal()
         cluster.await_leader(standby)
@@ -284,9 +284,9 @@ def test_a_taskmanager_without_tasks_leaves_a_leader_that_cannot_know_of_the_new
             while not client.cluster().taskmanagers:
                 deadline.left()
                 time.sleep(0.1)
-        assert cluster.health(leader) == "serving", "nobody has told it"
+        assert cluster.health(leader) == LEADS, "nobody has told it"
     deadline = Deadline("the end of the former leader", DEADLINE_S)
-    while cluster.health(leader) == "serving":
+    while cluster.health(leader) == LEADS:
         deadline.left()
         time.sleep(0.1)
 
@@ -306,8 +306,8 @@ def test_half_a_minute_without_zookeeper_changes_nothing_and_the_end_of_the_sess
         until = time.monotonic() + OUTAGE_S
         while time.monotonic() < until:
             await_progress(out)
-            assert cluster.health(leader) == "serving"
-            assert cluster.health(standby) != "serving"
+            assert cluster.health(leader) == LEADS
+            assert cluster.health(standby) != LEADS
         with cluster.client() as client:
             assert client.cluster().leader_epoch == epoch
         assert cluster.restarts(handle) == 0

@@ -21,6 +21,8 @@ from tests.support.processes import Deadline
 
 KEYS, RATE = 5, 4_000
 SESSION_S = 2.0
+LEADS = "leader; serving"
+"""What the health path of a leader says."""
 
 
 def epoch_of(cluster: LocalCluster) -> int:
@@ -115,7 +117,7 @@ def await_roles(cluster: LocalCluster) -> tuple[Daemon, Daemon]:
     while True:
         deadline.left()
         told = {health(daemon): daemon for daemon in jobmanagers(cluster).values() if daemon.alive}
-        leader = told.get("serving")
+        leader = told.get(LEADS)
         if leader is not None:
             standby = told.get(f"standby; {leader.address} leads")
             if standby is not None:

@@ -26,6 +26,7 @@ import psutil
 from typing_extensions import override
 
 from tests.support.bad_store import DIRECTORY_VARIABLE, StoreControl
+from tests.support.elected_cluster import LEADS
 from tests.support.killer import Kill, LedgerRun, OutputWatch
 from tests.support.ledger import Ledger
 from tests.support.processes import DaemonCluster, Deadline, site
@@ -243,7 +244,7 @@ class SoakRun(LedgerRun):
                 urlopen(f"http://{daemon['metrics_address']}/health", timeout=_HEALTH_S) as page,
             ):
                 said = page.read().decode().strip()
-            found["leader" if said == "serving" else "standby"].append(daemon["pid"])
+            found["leader" if said == LEADS else "standby"].append(daemon["pid"])
         return found
 
 

@@ -30,6 +30,7 @@ import penstock as ps
 from deploy.local.up_local import LocalTopology
 from penstock.cli.main import main
 from penstock.errors import StreamError
+from tests.support.elected_cluster import LEADS
 from tests.support.jobs import DEADLINE_S, await_details
 from tests.support.metric_names import OF_JOBMANAGER, OF_TASKMANAGER
 from tests.support.paced_numbers import PacedNumbers
@@ -88,7 +89,7 @@ def role_of(jobmanagers: str) -> dict[str, Any]:
 
 def leader(topology: LocalTopology) -> str:
     return next(
-        name for name in topology.named("jobmanager-") if health(topology, name) == (0, "serving")
+        name for name in topology.named("jobmanager-") if health(topology, name) == (0, LEADS)
     )
 
 

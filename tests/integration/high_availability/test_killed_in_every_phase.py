@@ -30,6 +30,7 @@ from tests.integration.high_availability.test_kept_rows_over_takeovers import (
     submitted as submitted_with_kept_rows,
 )
 from tests.support.elected_cluster import (
+    LEADS,
     RATE,
     await_roles,
     health,
@@ -511,7 +512,7 @@ def test_while_hidden_output_is_removed(points: FaultPoints, tmp_path: Path, poi
 def await_next_leader(points: FaultPoints, paused: int) -> None:
     deadline = Deadline("another leader", DEADLINE_S)
     others = [one for one in jobmanagers(points.cluster).values() if one.pid != paused]
-    while "serving" not in map(health, others):
+    while LEADS not in map(health, others):
         deadline.left()
 
 

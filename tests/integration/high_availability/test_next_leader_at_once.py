@@ -21,7 +21,14 @@ from penstock.cli.context import jobmanager_addresses
 from penstock.client.addresses import parse_address
 from penstock.client.client import Client
 from penstock.local.local_cluster import Daemon, LocalCluster
-from tests.support.elected_cluster import await_roles, epoch_of, health, token_of, told_health
+from tests.support.elected_cluster import (
+    LEADS,
+    await_roles,
+    epoch_of,
+    health,
+    token_of,
+    told_health,
+)
 from tests.support.jobs import DEADLINE_S
 from tests.support.processes import Deadline, wait_ended
 from tests.support.span_collector import Received, SpanCollector, span_collector
@@ -79,7 +86,7 @@ def test_the_standby_leads_at_once(
         wait_ended(leader.pid)
         assert client.cluster().leader_epoch == epoch + 1
         assert time.monotonic() - killed < LONG_SESSION_S / 2
-        await_told(healths, "serving")
+        await_told(healths, LEADS)
     election = collector.await_span("election", lambda span: epoch_in(span) == epoch + 1)
     assert election.attributes["penstock.previous_leader"] == leader.address
     assert election.attributes["penstock.leader"] == standby.address
@@ -99,7 +106,7 @@ def test_who_begins_to_lead_is_known_all_the_time(pair: LocalCluster) -> None:
     os.kill(leader.pid, signal.SIGKILL)
     wait_ended(leader.pid)
     deadline = Deadline("the next leader", DEADLINE_S)
-    while health(standby_of(pair, standby.id)) != "serving":
+    while health(standby_of(pair, standby.id)) != LEADS:
         deadline.left()
     pair.start(jobmanagers=2, taskmanagers=0)
     assert standby_of(pair, standby.id).pid == standby.pid

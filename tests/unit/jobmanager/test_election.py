@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kazoo.client import KazooState
-from kazoo.exceptions import NoAuthError
+from kazoo.exceptions import ConnectionLoss, NoAuthError
 from structlog.testing import capture_logs
 
 from common.clock import SystemClock
@@ -44,6 +44,7 @@ from penstock.storage.swapped_object import NewerLeader
 from tests.support.jobs import DEADLINE_S
 
 LEADER = LeaderNode("host:6123", 7, "abc-0000000003")
+OUTAGE_S = 600
 
 
 @given(st.lists(st.integers(0, 9_999), unique=True, min_size=1), st.data())
@@ -402,6 +403,67 @@ def test_a_leader_looks_at_its_name_in_the_storage_while_nobody_hears_that_it_le
         assert caught.group_contains(EndedError, match="epoch 2 leads")
 
     asyncio.run(scenario())
+
+
+def test_ten_minutes_without_zookeeper_end_nothing_and_the_end_of_the_session_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In simulated time: the leader looks at its name all the while."""
+    slept: list[float] = []
+    is_back = asyncio.Event()
+    real_sleep = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if sum(slept) >= OUTAGE_S:
+            is_back.set()
+        await real_sleep(0)
+
+    def end(reason: str) -> NoReturn:
+        raise EndedError(reason)
+
+    async def scenario() -> None:
+        store = LeaderStore(MemoryStore(1 << 20), "kept")
+        settings = {
+            "high-availability.zookeeper.quorum": "127.0.0.1:1",
+            "heartbeat.interval": "1s",
+        }
+        runner = LeadershipRunner(
+            Configuration.from_mapping(settings), "own:1", store, end, SystemClock()
+        )
+        looks, verify = [], store.verify
+        monkeypatch.setattr(store, "verify", lambda: looks.append(verify()))
+        monkeypatch.setattr(runner._election, "say", lambda _epoch: asyncio.Event().wait())
+        await runner._take_over()
+        runner.is_leading = True
+        monkeypatch.setattr(leadership_runner.asyncio, "sleep", sleep)
+        runner._heard(Suspended())
+        keeping = asyncio.ensure_future(runner.keep())
+        await is_back.wait()
+        assert (len(looks), store.epoch) == (pytest.approx(OUTAGE_S, abs=1), 1)
+        assert not keeping.done()
+        runner._heard(Connected())
+        with pytest.raises(EndedError):
+            runner._heard(SessionLost())
+        keeping.cancel()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("which", ["connection_retry", "command_retry"])
+def test_servers_that_were_away_for_long_are_found_at_once(which: str) -> None:
+    waited: list[float] = []
+
+    def call() -> float:
+        if sum(waited) < OUTAGE_S:
+            raise ConnectionLoss
+        return sum(waited)
+
+    config = Configuration.from_mapping({"high-availability.zookeeper.quorum": "127.0.0.1:1"})
+    retry = zookeeper_runner._options(config)[which]
+    retry.sleep_func = waited.append
+    assert retry(call) < OUTAGE_S + 1.5
+    assert max(waited) < 1.5, "a second at most, and kazoo's jitter"
 
 
 def test_who_is_deposed_ends_though_the_storage_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
