@@ -94,6 +94,7 @@ class CheckpointEnds:
             manifest_path=event.manifest_path,
             references=(*pending.registration.references, *event.references),
             is_stop=pending.is_stop,
+            finished=pending.restored_as_finished,
         )
         self._requests.is_stopped = pending.is_stop
         self._ids.stored()

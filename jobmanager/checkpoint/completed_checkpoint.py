@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jobmanager.graph.execution_attempt import SubtaskId
 from penstock.storage.manifest import StoredReference
 
 
@@ -28,6 +29,7 @@ class CompletedCheckpoint:
         references: every file range it refers to, after the registry's rewriting.
         manifest_path: relative to the job's directory.
         is_stop: the job was stopped with it: whoever restores it only commits and ends.
+        finished: subtasks of this job that have done all their work for whoever restores it.
     """
 
     checkpoint_id: int
@@ -37,3 +39,4 @@ class CompletedCheckpoint:
     manifest_path: str
     references: tuple[StoredReference, ...]
     is_stop: bool = False
+    finished: frozenset[SubtaskId] = frozenset()

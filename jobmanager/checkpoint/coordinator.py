@@ -342,7 +342,9 @@ class CheckpointCoordinator:
             reason = c.AbortReason.OUTDATED if pending.is_alone else c.AbortReason.DECLINED
             self._ends.abort(pending, reason, f"{event.key} {error}")
             return
-        pending.acknowledge(event.key, Ack(event.snapshot, claims, event.summary))
+        pending.acknowledge(
+            event.key, Ack(event.snapshot, claims, event.summary, event.has_finished)
+        )
         if not pending.is_savepoint:
             self._ends.statistics.acknowledged(event.checkpoint_id, event.summary)
         if pending.phase is CheckpointPhase.READY:

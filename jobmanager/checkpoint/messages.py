@@ -20,8 +20,7 @@ class SourceDone:
     """What has been read to its end of a source.
 
     Attributes:
-        ids: of the splits that a checkpoint was the first to know as done; an attempt that goes on from it does
-            not read them.
+        ids: of the splits that a checkpoint was the first to know as done: who goes on from it does not read them.
     """
 
     vertex: str
@@ -174,6 +173,7 @@ class AckReceived:
         snapshot: opaque; handed back in ``StoreCheckpoint``.
         references: all file ranges in it, new and old.
         leader_epoch: of the leader that has triggered it.
+        has_finished: whoever restores it has done all its work, and reads nothing.
     """
 
     key: AttemptKey
@@ -183,6 +183,7 @@ class AckReceived:
     summary: SnapshotSummary
     now_ms: int
     leader_epoch: int = 0
+    has_finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +191,7 @@ class DeclineReceived:
     """A task takes no part in a checkpoint. Named as in ``CheckpointDeclined``, which is taken over field by field.
 
     Attributes:
-        is_comparing: rows that its restarted producers send again are in its state, and may yet turn out to be
-            others than before.
+        is_comparing: rows that its producers send again are in its state, and may turn out to be others than before.
         leader_epoch: as of ``AckReceived``.
     """
 

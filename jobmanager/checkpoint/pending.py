@@ -18,7 +18,7 @@ from typing import Final
 from jobmanager.checkpoint.completed_checkpoint import SnapshotSummary
 from jobmanager.checkpoint.shared_state_registry import Claim, RegisteredFiles
 from jobmanager.checkpoint.trigger_policy import PERIODIC, Request
-from jobmanager.graph.execution_attempt import AttemptKey
+from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from penstock.errors import InvariantViolation
 
 
@@ -55,6 +55,7 @@ class Ack:
     snapshot: object
     claims: tuple[Claim, ...]
     summary: SnapshotSummary
+    has_finished: bool = False
 
 
 class PendingCheckpoint:
@@ -144,6 +145,12 @@ class PendingCheckpoint:
     def expires_ms(self) -> int | None:
         """Steady time at which it expires; None = it no longer does."""
         return self.deadline_ms if self.phase in _BOUNDED else None
+
+    @property
+    def restored_as_finished(self) -> frozenset[SubtaskId]:
+        """Subtasks that have done all their work for whoever restores it."""
+        done = (key for key, ack in self.acks if ack.has_finished)
+        return frozenset(key.subtask for key in (*self.finished, *done))
 
     def waits_for(self, key: AttemptKey) -> bool:
         """Whether it cannot complete without an ack of this attempt."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from jobmanager.checkpoint import messages as c
 from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint, SnapshotSummary
+from jobmanager.graph.execution_attempt import SubtaskId
 from penstock.pb import checkpoint_pb2
 from penstock.storage.manifest import (
     SharedIdentity,
@@ -56,6 +57,11 @@ def completed_of(
         manifest_path=retained.manifest_path,
         references=references(manifest),
         is_stop=is_own and properties_of(manifest.properties).is_stop,
+        finished=frozenset(
+            SubtaskId(one.vertex, one.subtask_index)
+            for one in manifest.subtasks
+            if is_own and one.finished
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.checkpoint.completed_checkpoint import CompletedCheckpoint
 from jobmanager.checkpoint.restored_checkpoint import RestoredCheckpoint
 from jobmanager.failover.adoption import adopted, pinned
 from jobmanager.failover.exceptions_history import ExceptionsHistory
@@ -348,6 +349,19 @@ class Failover:
             if producer in subtasks or self._graph.current_of(producer).key.attempt != read.attempt:
                 return inputs_gone(restored.checkpoint_id, read.reader, producer)
         return None
+
+    def over_in(self, checkpoints: Iterable[CompletedCheckpoint]) -> frozenset[KeptOutput]:
+        """The blocking partitions that nobody makes or reads who goes on from one of these."""
+        known = [one.finished for one in checkpoints]
+        if not (self._rebuilds and known):
+            return frozenset()
+        over = spared_regions(self._regions, frozenset.intersection(*known))
+        return frozenset(
+            partition
+            for region in self._regions.regions
+            if region.index in over
+            for partition in self._regions.produced_by(region)
+        )
 
     def begin_from(self, restored: RestoredCheckpoint | None) -> None:
         """What begins from now on begins from this checkpoint."""

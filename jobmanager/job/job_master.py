@@ -216,6 +216,8 @@ class JobMaster(JobMasterViews):
                 case _:
                     self._parts.failover.note_checkpoints(effect)
                     self._effects.append(effect)
+                    if isinstance(effect, c.ReportCompleted):
+                        self._effects += self._parts.release_over()
 
     def _start(self) -> None:
         if self._phase is not JobPhase.NEW:

@@ -337,6 +337,9 @@ class JobMasterRunner:
                 self._start_overdue_timer(group)
             case job_effects.ReleasePartitions():
                 self._lanes.run(effect.taskmanager_id, lambda: self._release(effect))
+            case job_effects.ReleaseOutputs():
+                for release in self._kept.lying(effect.partitions):
+                    self._perform(release)
             case job_effects.FindAttempts():
                 self._begin_to_find(effect)
             case job_effects.PromotePartitions():

@@ -153,6 +153,12 @@ class JobParts:
             return [c.AnswerRequest(event.request_id, 0, refused)]
         return [Dropped()]
 
+    def release_over(self) -> list[job_effects.JobEffect]:
+        """What no checkpoint that can be restored has anybody read again is kept no longer."""
+        coordinator = self.wiring.coordinator if self.wiring is not None else None
+        retained = coordinator.retained if coordinator is not None else ()
+        return self.partitions.release_over(self.failover.over_in(retained))
+
     def start_checkpoints(self) -> list[WiredEffect]:
         """All that has begun runs; checkpoints are taken unless one would lose what others are to do yet."""
         graph, wiring = self.graph, self.wiring

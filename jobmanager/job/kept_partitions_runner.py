@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
+from jobmanager.failover.regions import KeptOutput
 from jobmanager.graph.deployment import Endpoint
 from jobmanager.graph.execution_attempt import AttemptKey
 from jobmanager.graph.job_plan import JobPlan
@@ -78,6 +79,15 @@ class KeptPartitionsRunner:
                 client = self._cluster.client(taskmanager_id)
                 endpoints[taskmanager_id] = endpoint_of(client.partition_endpoint)
         return tuple(endpoints.items())
+
+    def lying(self, outputs: Collection[KeptOutput]) -> tuple[job_effects.ReleasePartitions, ...]:
+        """What TaskManagers hold of some outputs."""
+        found: dict[str, list[tuple[str, AttemptKey]]] = {}
+        for one, taskmanager_id in self._cluster.partitions.of_job(self._job_id).items():
+            producer = AttemptKey(one.vertex, one.subtask_index, one.attempt)
+            if KeptOutput(one.edge_id, producer.subtask) in outputs:
+                found.setdefault(taskmanager_id, []).append((one.edge_id, producer))
+        return tuple(job_effects.ReleasePartitions(id, tuple(own)) for id, own in found.items())
 
     async def release(self, effect: job_effects.ReleasePartitions) -> None:
         """Removes partitions. A TaskManager that does not hear of it is told when its heartbeat names them; what

@@ -96,6 +96,7 @@ class Takeover:
         effects = self._end_others(event.found, newest)
         effects += self._tell_replaced(newest, reads.outdated, broken)
         effects += parts.partitions.release_unneeded(broken)
+        effects += parts.release_over()
         effects += self._tell_checkpoints()
         effects += parts.sent(
             parts.splits.adopt(

@@ -9,6 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from jobmanager.checkpoint import messages as c
+from jobmanager.failover.regions import KeptOutput
 from jobmanager.graph.deployment import ChannelPlan, TaskPlan
 from jobmanager.graph.execution_attempt import AttemptKey, SubtaskId
 from jobmanager.graph.slot import Slot
@@ -210,6 +211,13 @@ class ReleasePartitions:
 
 
 @dataclass(frozen=True, slots=True)
+class ReleaseOutputs:
+    """Drop what TaskManagers say they keep of these, whichever attempts have made it."""
+
+    partitions: frozenset[KeptOutput]
+
+
+@dataclass(frozen=True, slots=True)
 class PersistedPartition:
     """A complete partition that is to outlive the job."""
 
@@ -346,6 +354,7 @@ JobEffect = (
     | SweepOutput
     | FreeSlots
     | ReleasePartitions
+    | ReleaseOutputs
     | PromotePartitions
     | NoteCommit
     | WriteManifest

@@ -8,8 +8,13 @@ Partitions that outlive the job have no consumers in it: they are needed to its 
 
 What is complete on shared storage is held by no TaskManager, so it stays whichever is lost.
 
+Where the job takes checkpoints, what a region has begun from one may be read again from an older one. So a partition
+is kept until every checkpoint that can be restored knows all as finished who made it and who read it: then it is
+*over*, and whether it is there makes no difference to anybody any more.
+
 Invariants: a partition is released once, and only when every consumer has finished and no region has to run
-again that would read it; what is lost, missing or released is not available until its producer has run again.
+again that would read it; what is lost, missing or released is not available until its producer has run again, unless
+it is over.
 
 Source: Flink, JobMasterPartitionTracker and FLIP-1's "partition life-cycle management".
 """
@@ -54,7 +59,8 @@ class PartitionTracker:
     """Follows the attempts of a job's producers.
 
     Args:
-        keeps_all: nothing of current attempts is released before the job's end: checkpoints may refer to it.
+        keeps_all: of current attempts only what is over is released before the job's end: checkpoints may refer to
+            the rest.
         shares_spill: blocking partitions are written to shared storage.
     """
 
@@ -75,6 +81,8 @@ class PartitionTracker:
         """Held, but a consumer could not read it."""
         self._missing: set[tuple[KeptOutput, int]] = set()
         self._released: set[tuple[KeptOutput, int]] = set()
+        self._over = frozenset[KeptOutput]()
+        """Nobody reads it again."""
         self._holders: set[str] = set()
 
     # ------------------------------------------------------------ what there is
@@ -102,6 +110,7 @@ class PartitionTracker:
             partition
             for partition, attempt in self._missing
             if attempt == self._producer(partition).key.attempt
+            and partition not in self._over
             and (self._is_persisted(partition) or not self._is_read(partition, stopping))
         )
 
@@ -145,7 +154,9 @@ class PartitionTracker:
         return attempt < self._producer(partition).key.attempt
 
     def _is_gone(self, partition: KeptOutput, producer: ExecutionAttempt) -> bool:
-        version = (partition, producer.key.attempt)
+        return partition not in self._over and self._is_lost((partition, producer.key.attempt))
+
+    def _is_lost(self, version: tuple[KeptOutput, int]) -> bool:
         return version in self._missing or version in self._released
 
     def read_alone(self, reader: SubtaskId) -> Mapping[str, int]:
@@ -171,7 +182,7 @@ class PartitionTracker:
         region = self._regions.region_of(attempt.key.subtask)
         for partition in self._regions.produced_by(region):
             version = (partition, attempt.key.attempt)
-            if partition.producer != attempt.key.subtask or version in self._missing:
+            if partition.producer != attempt.key.subtask or self._is_lost(version):
                 continue
             is_blocking = self._regions.exchange_of(partition.edge_id).exchange is Exchange.BLOCKING
             if is_blocking or attempt.terminal:
@@ -253,6 +264,7 @@ class PartitionTracker:
             False where the producer has been replaced meanwhile, which says nothing of the new one.
         """
         version = (partition, attempt)
+        self._over -= {partition}
         if not self._is_outdated(version):
             self._missing.add(version)
         if version in self._held:
@@ -284,14 +296,29 @@ class PartitionTracker:
             stopping: subtasks that begin again, even if they have finished.
         """
         if self._keeps_all:
-            return self._release(self._unread())
+            return [*self._release(self._unread())]
         finished = self._graph.in_state(AttemptState.FINISHED) - stopping
         unneeded = {
             version: held
             for version, held in self._held.items()
             if not self._is_needed(version[0], finished)
         }
-        return self._release(self._unread() | unneeded)
+        return [*self._release(self._unread() | unneeded)]
+
+    def release_over(self, over: frozenset[KeptOutput]) -> list[job_effects.JobEffect]:
+        """A checkpoint has been completed, or the job was taken over.
+
+        TaskManagers may hold more of it than is known here, or may not have heard what they were told before. So each
+        time all goes that they say they hold of it.
+
+        Args:
+            over: what nobody reads again, whatever fails and whichever checkpoint is restored.
+        """
+        self._over |= over
+        left = {v: held for v, held in (self._held | self._missed).items() if v[0] in over}
+        released = self._release(left)
+        shared = [one for one in released if one.taskmanager_id == SHARED_STORAGE]
+        return [*shared, job_effects.ReleaseOutputs(over)] if over else []
 
     def release_replaced(self, subtasks: Collection[SubtaskId]) -> list[job_effects.JobEffect]:
         """What finished attempts of these subtasks, which have new ones now, have left in processes that live
@@ -304,7 +331,7 @@ class PartitionTracker:
         released = self._release(replaced | self._unread())
         for known in (self._missing, self._released):
             known -= {version for version in known if self._is_outdated(version)}
-        return released
+        return [*released]
 
     def _unread(self) -> dict[tuple[KeptOutput, int], _Held]:
         """Of attempts that were replaced, what no consumer reads that began before."""
@@ -323,7 +350,7 @@ class PartitionTracker:
 
     def _release(
         self, versions: Mapping[tuple[KeptOutput, int], _Held]
-    ) -> list[job_effects.JobEffect]:
+    ) -> list[job_effects.ReleasePartitions]:
         by_taskmanager: dict[str, list[tuple[str, AttemptKey]]] = {}
         for (partition, attempt), held in versions.items():
             self._held.pop((partition, attempt), None)

@@ -165,6 +165,7 @@ def event_of(event: internal_pb2.TaskEvent, now_ms: int) -> job_events.JobEvent 
                 summary=summary_of(acked.snapshot.metrics),
                 now_ms=now_ms,
                 leader_epoch=acked.leader_epoch,
+                has_finished=acked.snapshot.finished,
             )
         case "checkpoint_declined":
             said = event.checkpoint_declined

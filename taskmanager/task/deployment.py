@@ -48,6 +48,8 @@ from taskmanager.task.slot_services import SlotServices
 from taskmanager.task.state_opening import StateOpening
 from taskmanager.task.subtask import Subtask
 
+_BLOCKING = graph_pb2.RESULT_PARTITION_TYPE_BLOCKING
+
 
 class Deployment:
     """One subtask in the making."""
@@ -194,7 +196,7 @@ class Deployment:
         elif not self._in_place.edges:
             chain_input = EndedInput()  # Spark reads it all
         else:
-            chain_input = self._open_gate(execution)
+            chain_input = self._open_gate(execution, self._in_place.edges)
         parts: list[SnapshotPart] = []
         subtask = self._subtask = self._new_subtask(execution, chain, operators, chain_input, parts)
         self.collects = [op for op in operators if isinstance(op, CollectOperator)]
@@ -211,8 +213,10 @@ class Deployment:
         """A subtask that had done all its work: it ends its outputs, and that is all."""
         chain = OperatorChain([], [], [(SOURCE, "", output) for output in self._partitions])
         chain_input: Input = EndedInput()
-        if not self._has_source:
-            chain_input = self._open_gate(execution, TakenInput)
+        # Blocking exchanges were complete before it began: there is no end to wait for, and perhaps nothing left.
+        edges = [edge for edge in self._in_place.edges if edge.partition_type != _BLOCKING]
+        if edges:
+            chain_input = self._open_gate(execution, edges, TakenInput)
         # A checkpoint that finds it still ending its outputs gets back what it was restored with.
         of_functions = {spec.uid for spec in self._deployment.vertex.operators if _is_process(spec)}
         parts = [
@@ -322,10 +326,15 @@ class Deployment:
             )
         parts.reverse()
 
-    def _open_gate(self, execution: Execution, kind: type[GateInput] = GateInput) -> GateInput:
+    def _open_gate(
+        self,
+        execution: Execution,
+        edges: list[internal_pb2.InputEdge],
+        kind: type[GateInput] = GateInput,
+    ) -> GateInput:
         gate = self._services.exchange.create_gate(
             self._deployment.attempt,
-            self._in_place.edges,
+            edges,
             self.counters,
             self._schedule,
             execution.fail_later,
@@ -345,9 +354,7 @@ class Deployment:
             self._origins,
             self.counters,
             has_own_event_time=has_own_event_time,
-            input_of_channel=[
-                edge.target_input for edge in self._in_place.edges for _ in edge.channels
-            ],
+            input_of_channel=[edge.target_input for edge in edges for _ in edge.channels],
         )
 
     def _register_timer(self, node: int, at_ms: int) -> None:

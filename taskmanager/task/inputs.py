@@ -219,7 +219,8 @@ def _is_of_checkpoints(element: OperatorOutput) -> bool:
 
 
 class EndedInput:
-    """The input of a source that had been read to its end before it was restored."""
+    """The input of a subtask that reads nothing: a source that had been read to its end before it was restored, or one
+    whose blocking exchanges had."""
 
     has_ended_data = True
     has_ended = True

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
@@ -25,7 +25,7 @@ from jobmanager.checkpoint.restored_checkpoint import (
 from jobmanager.checkpoint.settings import CheckpointSettings
 from jobmanager.failover.failover_strategy import FailoverStrategyName
 from jobmanager.failover.failure_cause import FailureCause
-from jobmanager.failover.regions import RegionGraph
+from jobmanager.failover.regions import KeptOutput, RegionGraph
 from jobmanager.failover.restart_settings import FixedDelay, RestartSettings
 from jobmanager.graph.deployment import ChannelPlan, Endpoint, TaskPlan
 from jobmanager.graph.execution_attempt import AttemptKey, AttemptState, SubtaskId
@@ -83,6 +83,7 @@ class Task:
         reads: edge, index of the producer -> whose attempt's rows it reads.
         open_checkpoints: whose barrier it has seen, and of which it has not heard what became of them.
         notified: newest checkpoint that it knows to be complete.
+        has_finished: it had done all its work in the checkpoint that it goes on from.
         is_deaf: something that it was to be told has not reached it; the job will hear of that.
     """
 
@@ -100,6 +101,7 @@ class Task:
     open_checkpoints: set[int] = field(default_factory=set)
     notified: int = 0
     acked: int = 0
+    has_finished: bool = False
 
 
 class _WatchedCoordinator(CheckpointCoordinator):
@@ -166,9 +168,12 @@ class World:
         # checkpoints
         self.snapshots: dict[int, dict[SubtaskId, Task]] = {}
         self.frozen: dict[int, RestoredCheckpoint] = {}
-        self.completed: list[int] = []
+        self.head: list[int] = []
+        """Checkpoints that are kept, the newest last."""
+        self.damaged: set[int] = set()
         self.restored: RestoredCheckpoint | None = None
         self.partial_restarts = 0
+        self.released_early = 0
 
     def _drawn_plan(self) -> JobPlan:
         return drawn_plan(self.random)
@@ -181,7 +186,9 @@ class World:
         self, retained: tuple[CompletedCheckpoint, ...], next_id: int
     ) -> CheckpointCoordinator:
         self.coordinator = _WatchedCoordinator(
-            CheckpointSettings(interval_ms=1_000), retained=retained, next_checkpoint_id=next_id
+            CheckpointSettings(interval_ms=1_000, retained_max=self.random.randint(1, 2)),
+            retained=retained,
+            next_checkpoint_id=next_id,
         )
         return self.coordinator
 
@@ -490,7 +497,7 @@ class World:
                     self.loose.append(job_events.SlotsAllocated(name, endpoints, call, partitions))
             case job_effects.DeployTasks(name, tasks, from_nothing):
                 for task in tasks:
-                    self._check_deployment(task)
+                    self._check_deployment(task, from_nothing)
                 if self._call(name):
                     for task in tasks:
                         self._deploy(task, from_nothing)
@@ -511,6 +518,8 @@ class World:
             case job_effects.ReleasePartitions(_, partitions):
                 for partition in partitions:
                     self._release(partition)
+            case job_effects.ReleaseOutputs(outputs):
+                self._release_outputs(outputs)
             case job_effects.NoteCommit():
                 self.inbox.append(job_events.CommitNoted())
             case job_effects.PublishState(state):
@@ -562,14 +571,20 @@ class World:
         self.incarnations.setdefault(slot.taskmanager_id, 1)
         self.free.append(Slot(slot.slot_id, slot.taskmanager_id, f"{slot.incarnation}+"))
 
-    def _check_deployment(self, task: TaskPlan) -> None:
+    def _check_deployment(self, task: TaskPlan, from_nothing: frozenset[SubtaskId]) -> None:
         assert task.attempt not in self.used, "a number is used once"
         self.used.add(task.attempt)
         older = [key for key in self.tasks if key.subtask == task.attempt.subtask]
         assert self._may_begin_beside(task, older), f"{older} may run when {task.attempt} begins"
-        region = self.regions.region_of(task.attempt.subtask)
+        subtask = task.attempt.subtask
+        region = self.regions.region_of(subtask)
+        has_finished = (
+            self.restored is not None and subtask in self.restored.finished - from_nothing
+        )
         for edge in task.inputs:
             kind = self.regions.exchange_of(edge.edge_id).exchange
+            if has_finished and kind is Exchange.BLOCKING:
+                continue  # it reads nothing there
             for channel in edge.channels:
                 producer = channel.producer_attempt
                 current = self.master.graph.current_of(producer.subtask)
@@ -609,7 +624,7 @@ class World:
         task.notified = task.restored_from
         self.tasks[key] = task
         if restored is not None and subtask in restored.finished:
-            task.reads = {}
+            task.reads, task.has_finished = {}, True
             task.knows_all_splits = task.has_reported_splits = True
 
     def _obey(self, key: AttemptKey, command: job_effects.Command | c.CheckpointCommand) -> None:
@@ -682,14 +697,32 @@ class World:
         if self._mishap():
             self.inbox.append(job_events.StartNotPrepared(effect.attempt, CAUSE))
             return
-        newest = self.completed[-1] if self.completed else 0
+        if len(self._usable) > 1 and self._mishap():
+            self.damaged.add(self._usable[-1])
+        newest = self._usable[-1] if self._usable else 0
         self.restored = self.frozen.get(newest)
-        retained = tuple(
-            CompletedCheckpoint(id, 0, 0, 0, f"chk-{id}/manifest", ()) for id in self.completed[-1:]
-        )
         self.inbox.append(
-            job_events.StartPrepared(effect.attempt, self.restored, retained, newest + 1)
+            job_events.StartPrepared(
+                effect.attempt, self.restored, (), max(self.frozen, default=0) + 1
+            )
         )
+
+    @property
+    def _usable(self) -> list[int]:
+        return [id for id in self.head if id not in self.damaged]
+
+    def _release_outputs(self, outputs: Collection[KeptOutput]) -> None:
+        """Whichever checkpoint is restored, nobody makes or reads them again."""
+        for id in self._usable:
+            finished = self.frozen[id].finished
+            for one in outputs:
+                assert one.producer in finished, (one, id)
+                assert finished.issuperset(self.regions.consumers_of(one)), (one, id)
+        lying = [p for p in self.partitions if KeptOutput(p[0], p[1].subtask) in outputs]
+        for partition in lying:
+            if not self._mishap():  # else its TaskManager has not heard
+                self._release(partition)
+                self.released_early += 1
 
     def _snapshot(self, checkpoint_id: int) -> None:
         """Every task that takes part acknowledges."""
@@ -706,10 +739,16 @@ class World:
             task.open_checkpoints.add(checkpoint_id)
             task.acked = checkpoint_id
             taken[key.subtask] = Task(
-                key, "", dict(task.reads), 0, set(task.splits), done=task.done
+                key,
+                "",
+                dict(task.reads),
+                0,
+                set(task.splits),
+                done=task.done,
+                has_finished=task.has_finished,
             )
             ack = c.AckReceived(key, checkpoint_id, object(), (), SnapshotSummary(), self.now_ms)
-            self.loose.append(ack)
+            self.loose.append(replace(ack, has_finished=task.has_finished))
 
     def _store(self, stored: c.StoreCheckpoint) -> None:
         id = stored.checkpoint_id
@@ -718,11 +757,12 @@ class World:
             return
         taken = {key.subtask: self.snapshots[id][key.subtask] for key, _ in stored.snapshots}
         finished = frozenset(key.subtask for key in stored.finished)
-        before = self.frozen[self.completed[-1]].subtasks if self.completed else frozenset()
+        before = self.frozen[self._usable[-1]].subtasks if self._usable else frozenset()
         assert before <= taken.keys() | finished, "nothing that a checkpoint held is forgotten"
-        self.completed.append(id)
+        self.head = [*(kept for kept in self.head if kept in stored.retained), id]
         splits = {s: task.splits for s, task in taken.items()}
         splits |= {s: self.finished_splits.get(s, set()) for s in finished}
+        finished |= {s for s, task in taken.items() if task.has_finished}
         self.frozen[id] = RestoredCheckpoint(
             id,
             finished,

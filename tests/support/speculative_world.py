@@ -159,7 +159,7 @@ class SpeculativeWorld(World):
     def _start(self, effect: job_effects.StartRival) -> None:
         task = effect.task
         assert task.beside is not None
-        self._check_deployment(task)
+        self._check_deployment(task, frozenset())
         if self.master.options.survives:
             assert task.attempt.attempt < self.reserved, "the number is its own"
         assert effect.taskmanager_id == task.slot_id[0]

@@ -29,6 +29,7 @@ from penstock.client.client import Client
 from penstock.errors import JobRejected, StreamError
 from penstock.local.local_cluster import LocalCluster
 from tests.support.elected_cluster import KEYS, RATE, await_written, stop, written
+from tests.support.examples import RUNS_ALL
 from tests.support.jobs import DEADLINE_S, await_details, cancel
 from tests.support.processes import Deadline, wait_ended
 
@@ -297,7 +298,7 @@ def kept_job(env: ps.Environment, gate: Path) -> ps.JobHandle:
 def holder_of(client: Client, job_id: str) -> str:
     """The TaskManager that keeps a partition of a job: one of an earlier job may still be there."""
     deadline = Deadline("a kept partition", DEADLINE_S)
-    while not (kept := [one for one in client.partitions() if one.job_id == job_id]):
+    while not (kept := kept_of(client, job_id)):
         deadline.left()
         time.sleep(0.05)
     return kept[0].taskmanager_id
@@ -335,6 +336,43 @@ def test_partitions_are_kept_until_they_are_read_or_made_again_by_choice(
         handle.wait(DEADLINE_S)
         assert rows_of(tmp_path / "out") == list(range(1_000))
         assert client.job(handle.job_id).summary.restarts == 0
+
+
+@pytest.mark.skipif(not RUNS_ALL, reason="it takes long: make test-all runs it")
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_history_that_checkpoints_are_behind_is_kept_nowhere_and_holds_up_no_drain(
+    cluster: LocalCluster, tmp_path: Path, dies: bool
+) -> None:
+    """Whether the JobManager dies that has had it read; the job goes on from its checkpoints all the same."""
+    with ps.Environment(cluster.address, parallelism=2) as env, cluster.client() as client:
+        (tmp_path / "notes").mkdir()
+        schema = {"n": "int64"}
+        past = env.generate(numbers, rows=1_000, schema=schema).uid("past").parallelism(1)
+        live = env.generate(numbers, rate=RATE, schema=schema).uid("live").parallelism(1)
+        both = past.exchange("blocking").union(live)
+        keyed = both.with_columns(key=ps.col("n") % KEYS).uid("keys").key_by("key")
+        made = {"key": "int64", "number": "int64"}
+        counted = keyed.process(Number(str(tmp_path / "notes")), schema=made).uid("counts")
+        counted.write_parquet(tmp_path / "out").uid("files")
+        handle = env.submit("history")
+        if dies:
+            await_written(tmp_path / "out", 1_100)
+            killed(cluster)
+        deadline = Deadline("the end of what is kept", DEADLINE_S)
+        while not handle.checkpoints() or kept_of(client, handle.job_id):
+            deadline.left()
+            time.sleep(0.05)
+        for drained in [one.taskmanager_id for one in client.cluster().taskmanagers]:
+            client.drain(drained, f"off-{drained}-{dies}")
+            assert is_empty(client, drained)
+            client.undo_drain(drained)
+        cancel(handle)
+    twice = [n for n, times in processed(tmp_path).items() if times > 1 + (n < 1_000)]
+    assert not twice, "history and live have the first numbers, once each"
+
+
+def kept_of(client: Client, job_id: str) -> list[Any]:
+    return [one for one in client.partitions() if one.job_id == job_id]
 
 
 def killed(cluster: LocalCluster) -> None:

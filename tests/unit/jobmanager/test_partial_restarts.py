@@ -66,8 +66,11 @@ class Story(JobStory):
         shares_spill: bool = False,
         goes_on: bool = False,
         failures: KeptFailures | None = None,
+        retained_max: int = 1,
+        retained: tuple[CompletedCheckpoint, ...] = (),
     ) -> None:
-        make = partial(_coordinator, CheckpointSettings(interval_ms=1_000)) if checkpoints else None
+        settings = CheckpointSettings(interval_ms=1_000, retained_max=retained_max)
+        make = partial(_coordinator, settings) if checkpoints else None
         restart = RestartSettings(FixedDelay(attempts, 500))
         options = JobOptions(
             restart,
@@ -82,6 +85,7 @@ class Story(JobStory):
         )
         super().__init__(plan, options, slots_per_taskmanager)
         self.restored = restored
+        self.retained = retained
         self.processes: dict[str, str] = {}
         self.answers_calls = True
         self.prepares = True
@@ -90,7 +94,9 @@ class Story(JobStory):
     def answers(self, effect: job_effects.JobEffect) -> list[job_events.JobEvent]:
         match effect:
             case job_effects.PrepareStart(attempt):
-                return [job_events.StartPrepared(attempt, self.restored)] if self.prepares else []
+                next_id = 1 + max((one.checkpoint_id for one in self.retained), default=0)
+                prepared = job_events.StartPrepared(attempt, self.restored, self.retained, next_id)
+                return [prepared] if self.prepares else []
             case job_effects.RequestSlots() | job_effects.CancelTasks() if not self.answers_calls:
                 return []
             case job_effects.AllocateSlots(name, slot_ids, call):

@@ -152,3 +152,32 @@ def test_rows_that_its_producer_still_keeps_are_not_its_affair() -> None:
     (snapshot,) = acknowledged
     assert snapshot.finished
     assert [position.rows for position in snapshot.outputs] == [3]
+
+
+def test_a_blocking_exchange_that_it_has_read_may_be_gone() -> None:
+    vertex = graph_pb2.Vertex(id="v1", parallelism=1)
+    vertex.operators.add(uid="history").process.SetInParent()
+    nowhere = internal_pb2.DataEndpoint(slot_id="gone")
+    blocking = graph_pb2.RESULT_PARTITION_TYPE_BLOCKING
+    deployment = internal_pb2.TaskDeployment(
+        attempt=attempt_id("v1", 0, 1),
+        vertex=vertex,
+        inputs=[input_edge([(nowhere, attempt_id("v0"))], partition_type=blocking)],
+        restore=internal_pb2.RestoredTask(checkpoint_id=1, finished=True),
+        takes_checkpoints=True,
+    )
+    deployment.outputs.add()
+    exchange = SimpleNamespace(create_partition=lambda *arguments: unread_partition())
+    acknowledged = []
+    execution = SimpleNamespace(
+        fail_later=None, acknowledge=lambda _id, snapshot: acknowledged.append(snapshot)
+    )
+    parts = Deployment(deployment, services_of(exchange), lambda: None)
+    parts.create_partitions(execution)
+    parts.open_state(execution, lambda: None)
+    subtask = parts.build(execution)
+    while subtask.phase is not SubtaskPhase.DRAINING:
+        subtask.step()
+    subtask.trigger(CheckpointBarrier(2, 0))
+    (snapshot,) = acknowledged
+    assert snapshot.finished
