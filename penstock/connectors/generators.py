@@ -52,7 +52,8 @@ def sample_generator_schema(fn: Callable[[int, int], Any]) -> pa.Schema:
     """The schema of a generator function, found by asking it for its first row.
 
     Raises:
-        JobRejected: the function does not return a RecordBatch; what it raises itself passes through.
+        JobRejected: the function does not return a RecordBatch, or one in which a column has no type; what it
+            raises itself passes through.
     """
     batch = fn(0, 1)
     if not isinstance(batch, pa.RecordBatch):
@@ -60,7 +61,20 @@ def sample_generator_schema(fn: Callable[[int, int], Any]) -> pa.Schema:
             f"the generator function returned {type(batch).__name__} for (0, 1); expected a "
             "pyarrow.RecordBatch"
         )
+    for field in batch.schema:
+        if _is_open(field.type):
+            raise JobRejected(
+                f"the generator function returned column {field.name!r} of type {field.type} for (0, 1), which does "
+                "not say what later rows hold: make its arrays with their type, as pa.array(values, pa.string()), "
+                "or give schema="
+            )
     return plain_schema(batch.schema)
+
+
+def _is_open(type_: pa.DataType) -> bool:
+    """Whether Arrow has inferred it, or a part of it, from nothing but nulls."""
+    parts = (type_.field(index).type for index in range(type_.num_fields))
+    return pa.types.is_null(type_) or any(map(_is_open, parts))
 
 
 def nexmark_source(

@@ -162,6 +162,11 @@ def test_other_sources_and_sinks() -> None:
     batch = pa.record_batch({"a": [1]})
     assert sample_generator_schema(lambda start, count: batch).equals(batch.schema)
     rejected("expected a pyarrow.RecordBatch", sample_generator_schema, lambda start, count: 3)
+    for nothing in ([None], [[]], [{"x": None}]):
+        batch = pa.record_batch({"b": pa.array(nothing)})
+        rejected(
+            "does not say what later rows hold", sample_generator_schema, lambda *_, b=batch: b
+        )
     spec, schema = nexmark_source(10, kind="bid", columns=["price", "auction"])
     assert schema.names == ["price", "auction"]
     assert spec.bounded
