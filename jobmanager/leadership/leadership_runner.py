@@ -167,6 +167,7 @@ class LeadershipRunner:
                 claim = partial(self._claim, self._claims, leader.epoch if leader else 0)
                 await self._calls.run("take over", claim)
             except StreamError as error:
+                self.standby.lacks = str(error)
                 outage.failed(type(error).__name__, retry_s=_PAUSE_S, reason=str(error))
                 await asyncio.sleep(_PAUSE_S)
             else:

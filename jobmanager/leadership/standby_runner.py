@@ -27,6 +27,8 @@ class StandbyRunner:
         self._address = address
         self.leader: LeaderNode | None = None
         """Who leads, as far as it was told."""
+        self.lacks = ""
+        """Why it does not lead although it was elected, if so."""
         self._dead: LeaderNode | None = None
         """Whose port was refused at the last look."""
         self._log = structlog.get_logger(__name__)
@@ -53,7 +55,8 @@ class StandbyRunner:
         if self._seen is not None:
             return f"{self._seen.address} leads"
         last = f"; {self.leader.address} led last, and is gone" if self.leader else ""
-        return f"no JobManager is known to lead{last}"
+        elected = f"; this one was elected, and cannot lead: {self.lacks}" if self.lacks else ""
+        return f"no JobManager is known to lead{last}{elected}"
 
     def answer_on(self, server: grpc.aio.Server) -> None:
         """Refuses every call of every service; of ``DaemonServer.serve``."""

@@ -321,7 +321,10 @@ def test_a_storage_that_takes_no_leader_is_told_of_once_and_when_it_does(
         answers = [StoreTransient("the disk is full")] * 3
         take_over = store.take_over
 
+        said = []
+
         def refusing(epoch_min: int) -> None:
+            said.append(runner.standby.why_not_serving)
             if answers:
                 raise answers.pop()
             take_over(epoch_min)
@@ -330,6 +333,9 @@ def test_a_storage_that_takes_no_leader_is_told_of_once_and_when_it_does(
         monkeypatch.setattr(leadership_runner, "_PAUSE_S", 0.0)
         with capture_logs() as logs:
             await runner._take_over()
+        nobody = "standby; no JobManager is known to lead"
+        lacks = f"{nobody}; this one was elected, and cannot lead: the disk is full"
+        assert said == [nobody, lacks, lacks, lacks], "clients and /health are told what it lacks"
         told = [(one["event"], one["log_level"]) for one in logs if one["log_level"] != "debug"]
         assert told == [
             ("leader.not_written", "error"),
