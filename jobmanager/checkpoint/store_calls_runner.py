@@ -1,7 +1,7 @@
 """Calls to a store that may hang: each on a thread of its own, waited for until a deadline.
 
 A thread cannot be ended. One that is given up on goes on until its call returns, and what that returns is
-dropped. Invariant: at most ``HANGING_MAX`` threads that were given up on are left at a time; while there are
+dropped. Invariant: at most ``hanging_max`` threads that were given up on are left at a time; while there are
 as many, no call is made.
 """
 
@@ -32,15 +32,22 @@ class StoreCallsRunner:
         timeout_ms: how long each may take.
         changed: called when ``hanging`` or ``given_up`` has changed.
         limit_key: the setting that the limit is of, if any.
+        hanging_max: how many may be left that were given up on.
     """
 
     def __init__(
-        self, owner: str, timeout_ms: int, changed: Callable[[], None], limit_key: str = ""
+        self,
+        owner: str,
+        timeout_ms: int,
+        changed: Callable[[], None],
+        limit_key: str = "",
+        hanging_max: int = HANGING_MAX,
     ) -> None:
         self._owner = owner
         self._limit = f"{limit_key}, " if limit_key else ""
         self._timeout_ms = timeout_ms
         self._changed = changed
+        self._hanging_max = hanging_max
         self.hanging = 0
         """Threads that were given up on and whose call has not returned yet."""
         self.given_up = 0
@@ -82,9 +89,9 @@ class StoreCallsRunner:
         Raises:
             StoreSilent: it is given up on; or it was not made, since too many hang.
         """
-        if self.hanging >= HANGING_MAX:
+        if self.hanging >= self._hanging_max:
             raise StoreSilent(
-                f"{self.hanging} calls to the storage of {self._owner} have not returned: none is made "
+                f"calls to the storage of {self._owner} have not returned ({self.hanging}): none is made "
                 "before one of them does; see whether its disk or its mount hangs"
             )
         loop = asyncio.get_running_loop()

@@ -60,10 +60,12 @@ class HistoryRunner:
         """When all of it ran for the first time; 0 = it has not."""
         self._jobs = jobs
         self._in_order = in_order
-        self._calls = StoreCallsRunner(f"job {job_id}", _CALL_TIMEOUT_MS, lambda: None)
+        self._calls = StoreCallsRunner(
+            f"job {job_id}", _CALL_TIMEOUT_MS, lambda: None, hanging_max=1
+        )
         self._seen = self._changes()
         self._timer: asyncio.TimerHandle | None = None
-        self._is_noting = False
+        self._is_noting = self._is_away = False
         self._log = structlog.get_logger(__name__).bind(job_id=job_id)
         self._notes = OutageLog(self._log, "history.not_noted", "history.noted_again", "warning")
 
@@ -83,7 +85,7 @@ class HistoryRunner:
         if self._jobs is None or self._is_noting or not now or now == seen:
             return
         has_failed = now[0] != (seen[0] if seen else 0)
-        if has_failed:
+        if has_failed and not self._is_away:
             self._begin()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_PAUSE_S, self._begin)
@@ -100,9 +102,10 @@ class HistoryRunner:
             if jobs is not None and changes:
                 self._seen = changes
                 await self._write(jobs)
+                self._is_away = False
                 self._notes.worked()
         except StreamError as error:
-            self._seen = ()  # what comes next tells it all
+            self._seen, self._is_away = (), True  # what comes next tells it all
             self._notes.failed(reason=str(error))
         self._is_noting = False
         self.note()

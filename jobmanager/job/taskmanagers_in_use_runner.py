@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Final
 
@@ -48,7 +48,10 @@ class TaskManagersInUseRunner:
         self._cluster = cluster
         self._jobs = jobs
         self._in_order = in_order
-        self._calls = StoreCallsRunner(f"job {job_id}", _CALL_TIMEOUT_MS, lambda: None)
+        self._calls = StoreCallsRunner(
+            f"job {job_id}", _CALL_TIMEOUT_MS, self._go_on, hanging_max=1
+        )
+        self._wanted: Mapping[str, str] = {}
         self._under_way = 0
         self._begun_at_s = 0.0
         self._why_not = ""
@@ -61,6 +64,17 @@ class TaskManagersInUseRunner:
         jobs, addresses = self._jobs, self._cluster.addresses(taskmanager_ids)
         if jobs is None or not addresses or addresses.keys() == self._noted:
             return
+        self._wanted = addresses
+        self._begin(jobs)
+
+    def _go_on(self) -> None:
+        """A call that was given up on has returned: what could not be noted meanwhile can be now."""
+        if self._jobs is not None and not self._calls.hanging and not self._noted:
+            with contextlib.suppress(StreamError):  # the job has ended
+                self._begin(self._jobs)
+
+    def _begin(self, jobs: JobStore) -> None:
+        addresses = self._wanted
         self._noted = frozenset(addresses)
         self._under_way += 1
         self._are_noted.clear()

@@ -18,7 +18,17 @@ from typing import Any, Final
 
 import structlog
 from kazoo.client import KazooClient, KazooState
-from kazoo.exceptions import ConnectionClosedError, KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionClosedError,
+    InvalidACLError,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    SASLException,
+    SessionClosedRequireSaslError,
+)
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL
@@ -44,6 +54,13 @@ _RETRY_FIRST_S: Final = 0.1
 _RETRY_MAX_S: Final = 1.0
 _STOP_TIMEOUT_S: Final = 2.0
 _REFUSED_PAUSE_S: Final = 5.0
+_OF_CREDENTIALS: Final = (
+    AuthFailedError,
+    InvalidACLError,
+    NoAuthError,
+    SASLException,
+    SessionClosedRequireSaslError,
+)
 
 
 class ZookeeperRunner:
@@ -139,12 +156,14 @@ class ZookeeperRunner:
         await self._loop.run_in_executor(self._threads, work, *arguments)
 
     def _refused(self, error: Exception, what: str) -> None:
-        self._refusals.failed(
-            type(error).__name__,
-            retry_s=_REFUSED_PAUSE_S,
-            reason=f"ZooKeeper refuses {self._base} ({type(error).__name__}): {what}; check that "
-            "high-availability.zookeeper.client.auth and .credentials-file are those of the others",
-        )
+        kind = type(error).__name__
+        why = f"ZooKeeper has not done what it was asked for at {self._base} ({kind}): {what}; it is tried again"
+        if isinstance(error, _OF_CREDENTIALS):
+            why = (
+                f"ZooKeeper refuses {self._base} ({kind}): {what}; check that "
+                "high-availability.zookeeper.client.auth and .credentials-file are those of the others"
+            )
+        self._refusals.failed(kind, retry_s=_REFUSED_PAUSE_S, reason=why)
 
     # ------------------------------------------------------------ on threads of kazoo and of this
 

@@ -1,4 +1,4 @@
-"""JobManagers that follow each other, and jobs that claim one savepoint, where any call may be interrupted by what others do.
+"""JobManagers that follow each other, and jobs that claim one savepoint, or what an ended job has left, where any call may be interrupted by what others do.
 
 The stores, the claims and their return are the real ones (``job_store.py``, ``job_start_runner.py``,
 ``claimed_start_store.py``); what ``claimed_starts_runner.py`` makes of them is told here in one thread. Calls fail, lose
@@ -30,7 +30,9 @@ from penstock.graph import output_in_doubt
 from penstock.graph.output_in_doubt import decide_output
 from penstock.graph.restore_check import RestoreCheck
 from penstock.pb import checkpoint_pb2, graph_pb2
+from penstock.storage.head import HeadStore
 from penstock.storage.manifest import encode_manifest
+from penstock.storage.memory_store import MemoryStore
 from penstock.storage.object_store import SwapUnanswered
 from penstock.storage.output_claim import OutputClaim, OutputUse, read_claim
 from penstock.storage.prepared_output import COMMITTABLES
@@ -39,7 +41,8 @@ from penstock.storage.savepoint import MANIFEST_PATH
 from tests.support.simulated_store import AuditedStore, StoreAccess, StoreWeather
 
 JOBS = [number * 32 for number in "123"]
-SAVEPOINT = "kept/savepoint"
+ORIGINAL = "0" * 32
+SAVEPOINT, CHECKPOINT = "kept/savepoint", "kept/job/chk-7"
 BAD = StoreWeather(failures=0.01, lost_answers=0.01, late_swaps=0.15)
 _CALM, _LEADER = StoreWeather(), StoreWeather(failures=0.01)
 _INTERRUPTED, _KILLED, _ARRIVING, _ARE_LATE = 0.1, 0.004, 0.1, 0.7
@@ -87,8 +90,13 @@ class SimulatedClaims:
         self.is_calm = False
         self.counts: Counter[str] = Counter()
         self.kept, self.records, self.saved = _Objects(), _Objects(), _Objects()
-        self.saved.objects.put(MANIFEST_PATH, [encode_manifest(_manifest())])
-        self.ended = set[str]()
+        if is_savepoint := seed % 3 > 0:
+            self.saved.objects.put(MANIFEST_PATH, [encode_manifest(_manifest())])
+        else:
+            _leave_checkpoint(self.saved.objects)
+        self.uri = SAVEPOINT if is_savepoint else CHECKPOINT
+        self.use = OutputUse.COMMITS if is_savepoint else None
+        self.ended = {ORIGINAL}
         self._depth = 0
         self.leaders = [Leader(self) for _ in range(2)]
 
@@ -119,12 +127,12 @@ class SimulatedClaims:
 
     def check_has(self, job_id: str) -> None:
         """A job is run: all that it has claimed is its own."""
-        wanted = job_id, OutputClaim(OutputUse.COMMITS, job_id)
+        wanted = job_id, OutputClaim(self.use, job_id) if self.use else None
         assert self.claimants() == wanted, f"{job_id[:2]} runs, but claims are {self.claimants()}"
 
     def claimants(self) -> tuple[str, OutputClaim | None]:
         """Whose the savepoint is, and who publishes its output."""
-        point = open_restore_point(SAVEPOINT, lambda _: self.saved.objects)
+        point = open_restore_point(self.uri, lambda _: self.saved.objects)
         return point.owner, read_claim(self.saved.objects)
 
     def interrupt(self) -> None:
@@ -209,7 +217,7 @@ class Leader:
         if job_id in self.running | world.ended:
             return
         self._give_back(job_id)
-        point = open_restore_point(SAVEPOINT, lambda _: self._saved)
+        point = open_restore_point(world.uri, lambda _: self._saved)
         if point.owner not in {"", job_id, *world.ended}:
             raise JobRejected("it is claimed")
         output = decide_output(point, "commit", job_id, world.ended.__contains__)
@@ -262,11 +270,21 @@ def _opened(opened: Callable[[str], StoreAccess]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (claimed_start_store, output_in_doubt):
             patch.setattr(module, "open_store", opened)
+        patch.setattr(claimed_start_store, "restorable_from", lambda *_: "")
         yield
 
 
+def _leave_checkpoint(store: MemoryStore) -> None:
+    manifest = checkpoint_pb2.CheckpointManifest(job_id=ORIGINAL, checkpoint_id=7)
+    store.put("chk-7/manifest-1", [encode_manifest(manifest)])
+    heads = HeadStore(store)
+    head = heads.claim(ORIGINAL, 1)
+    head.retained.add(checkpoint_id=7, manifest_path="chk-7/manifest-1")
+    heads.swap(head)
+
+
 def _manifest() -> checkpoint_pb2.CheckpointManifest:
-    manifest = checkpoint_pb2.CheckpointManifest(job_id="0" * 32, checkpoint_id=7)
+    manifest = checkpoint_pb2.CheckpointManifest(job_id=ORIGINAL, checkpoint_id=7)
     manifest.properties.kind = checkpoint_pb2.CHECKPOINT_KIND_SAVEPOINT
     sink = manifest.vertices.add(id="v1", parallelism=1, max_parallelism=128)
     sink.operators.add(uid="snk", kind="sink")

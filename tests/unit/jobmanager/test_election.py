@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kazoo.client import KazooState
-from kazoo.exceptions import ConnectionLoss, NoAuthError
+from kazoo.exceptions import ConnectionLoss, KazooException, NoAuthError, QuotaExceededError
 from structlog.testing import capture_logs
 
 from common.clock import SystemClock
@@ -115,6 +115,7 @@ class Refusing:
 
     connected = True
     watches: ClassVar[list[str]] = []
+    refusal: ClassVar[type[KazooException]] = NoAuthError
 
     def __init__(self, **_: Any) -> None:
         self.refusals = self.refused_joins = self.refused_words = 3
@@ -148,7 +149,7 @@ class Refusing:
     def set(self, path: str, content: bytes) -> None:
         if self.refused_words:
             self.refused_words -= 1
-            raise NoAuthError
+            raise self.refusal
         self.said = content
 
     def get_children(self, path: str) -> list[str]:
@@ -201,10 +202,12 @@ def test_who_may_not_touch_the_nodes_of_an_election_says_so_and_takes_part_once_
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("refusal", [NoAuthError, QuotaExceededError])
 def test_a_leader_that_may_not_say_so_leads_on_and_says_it_once_it_may(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, refusal: type[KazooException]
 ) -> None:
     """A refusal ended its process, and that of everybody who was elected next."""
+    monkeypatch.setattr(Refusing, "refusal", refusal)
     monkeypatch.setattr(zookeeper_runner, "KazooClient", Refusing)
     monkeypatch.setattr(zookeeper_runner, "_REFUSED_PAUSE_S", 0.01)
 
@@ -220,6 +223,8 @@ def test_a_leader_that_may_not_say_so_leads_on_and_says_it_once_it_may(
         assert (told.address, told.epoch) == ("host:1", 7)
         refused, admitted = [one for one in logs if one["log_level"] != "debug"]
         assert "nobody is told that this JobManager leads" in refused["reason"]
+        assert refusal.__name__ in refused["reason"]
+        assert ("credentials" in refused["reason"]) is (refusal is NoAuthError)
         assert admitted["event"] == "election.admitted"
 
     asyncio.run(scenario())
