@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_LIMIT: Final = str(2**31 - 1)
 _OBSERVED: Final = "CollectMetrics"
+_TEXT: Final = "string"
 _FIXED_WIDTH: Final = frozenset(
     [
         "boolean",
@@ -35,6 +37,9 @@ _FIXED_WIDTH: Final = frozenset(
 )
 _COLUMN_BYTES_MAX: Final = 32
 """A value of these in a row of Spark, with its share of the row's head."""
+_TEXT_BYTES_WORTH_IT: Final = 1 << 10
+"""Texts that may only be shorter are likely to be longer now and then, and all is done twice then."""
+_TOO_LONG: Final = "penstock: a text is too long for batches without a limit of bytes"
 
 
 def is_frame(data: Any) -> bool:
@@ -48,8 +53,7 @@ def frame_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
         yield from _through_driver(frame)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-frame-") as directory:
-        rows = without_idle_limit(frame)
-        for row in rows.mapInArrow(_leaving_files(directory), "path string").collect():
+        for row in _rows_of_files(frame, directory):
             with pa.memory_map(row.path) as file, pa.ipc.open_stream(file) as reader:
                 yield from reader
 
@@ -65,13 +69,14 @@ def without_idle_limit(frame: DataFrame) -> DataFrame:
     """The same without Spark's limit of bytes per batch, where that of rows leaves nothing for it to cut.
 
     Spark 4 adds up the sizes of all rows for it, which is a third of what handing them over takes. The limit of the user's
-    session stays: it is lifted in a copy, which Python knows nothing of. Other versions, which have not all that is asked
-    for here, are left as they are.
+    session stays: it is lifted in a copy, which Python knows nothing of. A text that is so long that the limit might cut is
+    an error that says ``_TOO_LONG``. Other versions, which have not all that is asked for here, are left as they are.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     fields = frame.schema.fields
-    if any(field.dataType.typeName() not in _FIXED_WIDTH for field in fields):
+    texts = [field.name for field in fields if field.dataType.typeName() == _TEXT]
+    if any(field.dataType.typeName() not in {_TEXT, *_FIXED_WIDTH} for field in fields):
         return frame
     session: Any = frame.sparkSession
     try:
@@ -79,9 +84,15 @@ def without_idle_limit(frame: DataFrame) -> DataFrame:
 
         limits = session._jsparkSession.sessionState().conf()
         rows, size_bytes = limits.arrowMaxRecordsPerBatch(), limits.arrowMaxBytesPerBatch()
-        if not 0 < rows * _COLUMN_BYTES_MAX * len(fields) <= size_bytes:
+        needed = _COLUMN_BYTES_MAX * len(fields) + _TEXT_BYTES_WORTH_IT * len(texts)
+        if not 0 < rows * needed <= size_bytes:
             return frame
-        plan = frame._jdf.queryExecution().analyzed()
+        if texts:
+            left = size_bytes // rows - _COLUMN_BYTES_MAX * len(fields)
+            checked = _with_texts_up_to(left // len(texts), frame)
+        else:
+            checked = frame
+        plan = checked._jdf.queryExecution().analyzed()
         if _OBSERVED in plan.toString():  # whose session hears of it alone
             return frame
         copy = session._jsparkSession.cloneSession()
@@ -90,6 +101,39 @@ def without_idle_limit(frame: DataFrame) -> DataFrame:
     except (ImportError, AttributeError, TypeError, Py4JError):
         return frame
     return ClassicDataFrame(made, session)
+
+
+def _with_texts_up_to(bytes_max: int, frame: DataFrame) -> DataFrame:
+    """The same rows; a longer text is an error."""
+    from pyspark.sql import functions as fn
+
+    columns = [frame[field.name] for field in frame.schema.fields]
+    return frame.select(
+        *(
+            fn.when(fn.octet_length(column) > bytes_max, fn.raise_error(_TOO_LONG))
+            .otherwise(column)
+            .alias(field.name)
+            if field.dataType.typeName() == _TEXT
+            else column
+            for column, field in zip(columns, frame.schema.fields, strict=True)
+        )
+    )
+
+
+def _rows_of_files(frame: DataFrame, directory: str) -> list[Any]:
+    """Paths of what the frame's partitions have left; where a text is too long, after another time with Spark's limit."""
+    from pyspark.errors import PySparkException
+
+    leaving = _leaving_files(directory)
+    lifted = without_idle_limit(frame)
+    try:
+        return lifted.mapInArrow(leaving, "path string").collect()
+    except PySparkException as error:
+        if lifted is frame or _TOO_LONG not in str(error):
+            raise
+    for left in Path(directory).iterdir():
+        left.unlink()
+    return frame.mapInArrow(leaving, "path string").collect()
 
 
 def _is_local(frame: DataFrame) -> bool:

@@ -201,7 +201,8 @@ def test_a_limit_of_batches_is_lifted_where_it_cuts_nothing(spark: SparkSession)
     batches = list(frame_batches(plain))
     assert pa.Table.from_batches(batches).sort_by("id") == plain.toArrow().sort_by("id")
     assert max(batch.num_rows for batch in batches) == int(str(spark.conf.get(rows)))
-    assert without_idle_limit(texts := plain.selectExpr("cast(id as string) t")) is texts
+    for kept in ("cast(cast(id as string) as binary) t", "array(id) t"):
+        assert without_idle_limit(frame := plain.selectExpr(kept)) is frame
     for key, value in ((limit, "100kb"), (rows, "0")):  # it cuts then
         kept = spark.conf.get(key)
         spark.conf.set(key, value)
@@ -222,6 +223,18 @@ def test_a_limit_of_batches_is_lifted_where_it_cuts_nothing(spark: SparkSession)
 
     older: Any = Older()
     assert without_idle_limit(older) is older
+
+
+@pytest.mark.parametrize("long", ["''", "null", "repeat('ä', 1 << 15)"])
+def test_texts_come_without_a_limit_of_bytes_but_where_one_is_long(
+    spark: SparkSession, long: str
+) -> None:
+    texts = spark.range(0, 20_001, 1, 2).selectExpr(
+        "id", f"if(id = 20000, {long}, cast(id as string)) t"
+    )
+    assert without_idle_limit(texts) is not texts
+    found = pa.Table.from_batches(list(frame_batches(texts)))
+    assert found.sort_by("id").to_pydict() == texts.toArrow().sort_by("id").to_pydict()
 
 
 def test_key_groups_that_are_not_wanted_are_left_unread(
