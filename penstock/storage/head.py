@@ -203,7 +203,8 @@ class HeadStore:
         if head == before or (head.job_id, head.leader_epoch) == (job_id, 0):
             check()
             # Also where it is as it was: a swap that is late finds another token.
-            self._object.hand_over(content, _encode(before, os.urandom(_TOKEN_BYTES)))
+            if not self._object.hand_over(content, _encode(before, os.urandom(_TOKEN_BYTES))):
+                raise StoreTransient(f"{HEAD_PATH} of job {before.job_id} has changed meanwhile")
 
     def swap(self, head: checkpoint_pb2.CheckpointHead) -> None:
         """Replaces HEAD. When this returns, the new one counts and survives a crash.

@@ -270,6 +270,22 @@ def test_a_checkpoint_that_is_not_kept_cannot_be_taken_over(tmp_path: Path) -> N
         HeadStore(LocalStore(tmp_path)).take_over("a" * 32, JOB, 3, started)
 
 
+def test_a_head_that_is_claimed_as_it_is_given_back_is_not_taken_for_given_back(
+    tmp_path: Path,
+) -> None:
+    write_job(tmp_path, 7)
+    heads, found = HeadStore(LocalStore(tmp_path)), (tmp_path / HEAD_PATH).read_bytes()
+    started = checkpoint_pb2.StartedFrom(path=str(tmp_path), checkpoint_id=7, claimed=True)
+
+    def claim() -> None:
+        heads.take_over("a" * 32, JOB, 7, started)
+
+    with pytest.raises(StoreTransient, match="changed meanwhile"):
+        heads.give_back("a" * 32, found, claim)
+    heads.give_back("a" * 32, found, lambda: None)
+    assert open_restore_point(str(tmp_path)).owner == JOB
+
+
 def test_of_two_that_claim_a_savepoint_one_does(tmp_path: Path) -> None:
     write_savepoint(tmp_path)
     first, second = (open_restore_point(str(tmp_path)) for _ in range(2))
@@ -310,7 +326,7 @@ def test_a_claim_that_is_made_when_it_was_given_back_claims_nothing(
         assert not any(call() for call in late)
         assert open_restore_point(str(tmp_path)).owner == before
     claim_savepoint(open_restore_point(str(tmp_path)), "b")
-    give_savepoint_back(point, "a")
+    give_savepoint_back(open_restore_point(str(tmp_path)), "a")
     assert not any(call() for call in late)
     assert open_restore_point(str(tmp_path)).owner == "b"
 
