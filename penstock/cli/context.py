@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from penstock.client.addresses import format_address, parse_addresses
 from penstock.client.client import Client
 from penstock.client.client_tls import ClientTls
 from penstock.client.credentials import load_token
+from penstock.client.shielded import shielded
 from penstock.config import Configuration
 from penstock.errors import ConfigurationError, JobManagerUnreachable, StreamError
 from penstock.printable import in_one_line, printable
@@ -32,7 +34,10 @@ EXIT_INTERRUPTED = 130
 
 _CLIENT_SECURITY = ("security.token-file", "security.ssl.client.", "security.ssl.verify-hostname")
 
+_PATIENCE_S = 5.0
+
 Command = TypeVar("Command", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
 def default_directory() -> Path:
@@ -142,6 +147,30 @@ def reports_errors(command: Command) -> Command:
             sys.exit(EXIT_FAILED)
 
     return run  # type: ignore[return-value]
+
+
+def patiently(place: str, work: Callable[[], Result]) -> Result:
+    """Does what reads or removes files, which may hang; says so after some seconds, and Ctrl-C ends it in any case.
+
+    Args:
+        place: where they are.
+        work: is done by another thread.
+    """
+
+    def tell() -> None:
+        echo(f"penstock: still waiting for {place}; Ctrl-C gives up", err=True)
+
+    telling = threading.Timer(_PATIENCE_S, tell)
+    telling.daemon = True
+    telling.start()
+    try:
+        return shielded(work)
+    except KeyboardInterrupt:
+        echo(f"penstock: gave up on {place}", err=True)
+        sys.stdout.flush()
+        os._exit(EXIT_INTERRUPTED)  # an ordinary end would wait for threads that hang
+    finally:
+        telling.cancel()
 
 
 def exit_status(error: StreamError) -> int:

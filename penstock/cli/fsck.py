@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.context import EXIT_FAILED, echo, print_json, print_table, reports_errors
+from penstock.cli.context import (
+    EXIT_FAILED,
+    echo,
+    patiently,
+    print_json,
+    print_table,
+    reports_errors,
+)
 from penstock.errors import ConfigurationError
 from penstock.storage.store_names import has_scheme, whole_name, without_slash
 from penstock.units import duration_ms
@@ -27,10 +34,10 @@ def _store_name(_context: click.Context, _parameter: click.Parameter, value: str
         raise click.BadParameter(str(error)) from error
     if has_scheme(name):
         return without_slash(name)
-    path = Path(name)
-    if not path.is_dir():
+    found = patiently(value, lambda: str(Path(name).resolve()) if Path(name).is_dir() else None)
+    if found is None:
         raise click.BadParameter(f"Directory {value!r} does not exist.")
-    return str(path.resolve())
+    return found
 
 
 @click.command()
@@ -71,10 +78,11 @@ def fsck(
     if force and not delete:
         raise click.UsageError("--force says what --delete may delete: give both")
     root = directory
-    report = check_store(root, grace_ms=duration_ms(grace))
+    grace_ms = duration_ms(grace)
+    report = patiently(root, lambda: check_store(root, grace_ms=grace_ms))
     if not as_json:
         _print_report(report, orphans)
-    deleted = delete_orphans(root, report, force=force) if delete else {}
+    deleted = patiently(root, lambda: delete_orphans(root, report, force=force)) if delete else {}
     if as_json:
         print_json(_report_fields(report, deleted))
     elif delete:

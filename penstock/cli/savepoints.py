@@ -15,6 +15,7 @@ from penstock.cli.context import (
     common_options,
     connected,
     echo,
+    patiently,
     print_json,
     print_table,
     reports_errors,
@@ -235,7 +236,7 @@ def dispose(path: str, force: bool, jobmanager: str | None, as_json: bool) -> No
                 f"has been removed; `penstock cancel {job_id}` ends it"
             )
 
-    uri = place_of(whole_name(path))
+    uri = patiently(path, lambda: place_of(whole_name(path)))
 
     def check_unneeded() -> None:
         if force:
@@ -252,7 +253,7 @@ def dispose(path: str, force: bool, jobmanager: str | None, as_json: bool) -> No
                         f"`penstock checkpoint {job_id}` takes one"
                     )
 
-    what = dispose_of(uri, check_ended, check_unneeded, force=force)
+    what = patiently(uri, lambda: dispose_of(uri, check_ended, check_unneeded, force=force))
     if as_json:
         print_json({"path": uri, "removed": what})
     else:
