@@ -141,9 +141,10 @@ def test_partitions_that_are_held_although_they_were_released_are_noticed() -> N
     graph.adopt(attempt)
     tracker.produced(attempt)
     tracker.check()
-    tracker._released.add((KeptOutput("e0", producer), 0))
+    kept = KeptOutput("e0", producer)
+    tracker._released.add((kept, 0))
     with pytest.raises(InvariantViolation, match="lost or released is not held"):
-        tracker.produced(attempt)
+        tracker.adopt(attempt, {kept: "tm1"})
 
 
 def test_slots_that_are_counted_wrongly_are_noticed() -> None:
