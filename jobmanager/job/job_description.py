@@ -197,6 +197,16 @@ def _needs_java(graph: graph_pb2.JobGraph, config: Configuration) -> bool:
     return not config.spark_keys.get("spark.remote")
 
 
+def _place_problem(settings: JobSettings, config: Configuration) -> str | None:
+    """Why checkpoints cannot be kept where they are to be."""
+    if not settings.keeps_in_jobmanager or config.high_availability_type == "none":
+        return None
+    return (
+        "its checkpoints would end with the JobManager, and another one could not go on with it: "
+        "set execution.checkpointing.storage: filesystem, or execution.checkpointing.interval: none"
+    )
+
+
 def describe(
     job_id: str,
     graph: graph_pb2.JobGraph,
@@ -223,7 +233,8 @@ def describe(
     config = over_cluster(cluster_config, dict(graph.config))
     settings = job_settings(config)
     regions = RegionGraph(plan)
-    problem = strategy_problem(FailoverStrategyName(config.failover_strategy), regions)
+    strategy = FailoverStrategyName(config.failover_strategy)
+    problem = _place_problem(settings, config) or strategy_problem(strategy, regions)
     if problem is None and settings.checkpoints is not None:
         problem = rebuild_problem(regions)
     if problem is not None:

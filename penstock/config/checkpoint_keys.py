@@ -46,7 +46,7 @@ class CheckpointKeys(BaseModel):
     execution_checkpointing_storage: Literal["jobmanager", "filesystem"] = Field(
         "filesystem",
         alias="execution.checkpointing.storage",
-        description="Where checkpoints are kept.",
+        description="Where checkpoints are kept; `jobmanager`, its memory, is refused with `high-availability.type: zookeeper`.",
     )
     execution_checkpointing_dir: str = Field(
         "", alias="execution.checkpointing.dir", description="Root directory of the checkpoints."

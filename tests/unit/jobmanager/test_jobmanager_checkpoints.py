@@ -26,6 +26,7 @@ from penstock import errors
 from penstock.client.grpc_errors import error_from_rpc
 from penstock.client.job_checkpoints import checkpoint_of
 from penstock.config import Configuration
+from penstock.errors import JobRejected
 from penstock.pb import checkpoint_pb2, client_pb2
 from penstock.storage.head import HeadStore
 from penstock.storage.local_store import LocalStore
@@ -364,6 +365,30 @@ def test_storage_in_memory_is_limited_and_named(
             message = str(error_from_rpc(caught.value))
             assert "execution.checkpointing.jobmanager.max-size" in message
             assert {task.checkpoint_directory for task in fake.restored} == {""}
+
+    run(scenario)
+
+
+def test_storage_in_memory_is_refused_where_another_jobmanager_may_take_over(
+    cluster_of: Any, make_graph: Any
+) -> None:
+    async def scenario() -> None:
+        config = {
+            "execution.checkpointing.storage": "jobmanager",
+            "high-availability.type": "zookeeper",
+            "high-availability.zookeeper.quorum": "127.0.0.1:1",
+            "high-availability.storageDir": "/shared",
+        }
+        async with cluster_of(config) as cluster:
+            await cluster.add("tm1")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await cluster.submit(make_graph(parallelism=1))
+            error = error_from_rpc(caught.value)
+            assert isinstance(error, JobRejected)
+            assert "execution.checkpointing.storage: filesystem" in str(error)
+            graph = make_graph(parallelism=1)
+            graph.config["execution.checkpointing.interval"] = "none"
+            await cluster.submit(graph)
 
     run(scenario)
 
