@@ -49,6 +49,12 @@ class BucketColumn:
             self._words[self._length : self._length + len(array)] = _words_of(array)
         self._length += len(array)
 
+    def memory_bytes(self) -> int:
+        """What they take; batches that they came in may be shared with who keeps these."""
+        if self._words is not None:
+            return self._words.nbytes
+        return sum(piece.nbytes for piece in self._pieces)
+
     @property
     def words(self) -> Words | None:
         """All values as words; None = they are not kept as such."""

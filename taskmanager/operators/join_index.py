@@ -78,6 +78,11 @@ class Run:
     def __len__(self) -> int:
         return len(self.hashes)
 
+    def memory_bytes(self) -> int:
+        """What it takes."""
+        arrays = self.hashes, self.times, self.positions, self.directory
+        return sum(array.nbytes for array in arrays)
+
     def find(self, probe: Probe) -> tuple[Int64Array, Int64Array, Int64Array]:
         """Where the rows with each hash and a time from ``first`` to ``last`` are.
 
@@ -125,6 +130,12 @@ class BucketIndex:
 
     def __len__(self) -> int:
         return self._length
+
+    def memory_bytes(self) -> int:
+        """What it takes, the rows included."""
+        runs = sum(run.memory_bytes() for run in self.runs)
+        columns = sum(column.memory_bytes() for column in self.columns)
+        return runs + columns + self._sequence.nbytes + self._loaded.nbytes
 
     def unknown(self, hashes: UInt64Array) -> UInt64Array:
         """The different hashes that nobody has looked for; from now on somebody has."""

@@ -58,6 +58,7 @@ from taskmanager.operators.key_columns import KeyColumns
 from taskmanager.operators.operator import Operator, OperatorContext
 from taskmanager.operators.operator_progress import ArrivalCounter, WatermarkState
 from taskmanager.state.backend import KeyedStateBackend
+from taskmanager.state.memory import MemoryUser
 from taskmanager.state.operator_state import UNION
 from taskmanager.state.row_table import RowDescriptor, RowPiece, RowTable, concatenated
 from taskmanager.state.wide_columns import widest_row_bytes
@@ -103,6 +104,7 @@ class IntervalJoinOperator(Operator):
         self._sides = [_Side(name, self._joined.side(i)) for i, name in enumerate(_NAMES)]
         self._arrivals = ArrivalCounter()
         self._watermark_ms = MIN_TIMESTAMP_MS
+        self._memory_user: MemoryUser | None = None
 
     @override
     def restore(self, context: OperatorContext) -> None:
@@ -125,6 +127,16 @@ class IntervalJoinOperator(Operator):
         self._arrivals.open(context)
         for side in self._sides:
             side.open(context)
+        if context.config.state_backend_type == "hashmap":
+            self._memory_user = context.memory.register(
+                f"{context.operator_name}: index",
+                lambda: sum(side.memory_bytes() for side in self._sides),
+            )
+
+    @override
+    def close(self) -> None:
+        if self._memory_user is not None:
+            self.context.memory.unregister(self._memory_user)
 
     @override
     def prepare_snapshot(self, checkpoint_id: int) -> None:
@@ -312,6 +324,10 @@ class _Side:
     def open(self, context: OperatorContext) -> None:
         """Called once before anything else."""
         self._state = context.state
+
+    def memory_bytes(self) -> int:
+        """What the indexes take."""
+        return sum(index.memory_bytes() for index in self._indexes.values())
 
     def add(self, start: int, arrived: _Arrived, sequence: Int64Array) -> None:
         """Keeps rows of the bucket that starts there."""

@@ -524,3 +524,22 @@ def test_an_interval_join_many_times_as_large_as_memory_stays_within_it(tmp_path
                 found += 1
     assert found == number
     harness.close()
+
+
+def test_the_indexes_of_an_interval_join_count_as_memory_of_the_slot() -> None:
+    """Beside the rows, which the backend counts; with RocksDB they are made of what is looked for."""
+    spec = join_spec([pa.field("k", pa.int64())], within=(0, 1_000))
+    rows = [{"k": n, "x": n, "v": "", "w": 1.0, EVENT_TIME: 5} for n in range(40_000)]
+    batch = batch_of(spec, 0, rows)
+    harness = OperatorHarness(build_operator(spec))
+    harness.push(batch, 0)
+    beside = harness.memory.used_bytes() - harness.state.memory_bytes()
+    assert beside > batch.nbytes + 40_000 * 3 * 8, "the rows, and hash, time and place of each"
+    harness.watermark(10_000)
+    assert harness.memory.used_bytes() - harness.state.memory_bytes() == 0
+    harness.close()
+    rocksdb = Configuration.from_mapping({"state.backend.type": "rocksdb"})
+    harness = OperatorHarness(build_operator(spec), config=rocksdb)
+    harness.push(batch, 0)
+    assert harness.memory.used_bytes() == harness.state.memory_bytes()
+    harness.close()
