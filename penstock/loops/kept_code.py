@@ -1,6 +1,6 @@
 """Machine code that numba keeps in files: loaded, or compiled and kept anew where they are damaged.
 
-numba does not wait for the disk: what a power failure leaves of such a file may be empty or cut off.
+numba does not wait for the disk: what a power failure leaves of such a file may be empty, cut off, or lack a page.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ def compiled_and_kept(function: Callable[..., Any], signature: Any, **options: A
         numba.core.errors.NumbaError: numba does not take it.
         RuntimeError: there is no directory to keep it in ("cannot cache").
     """
-    from numba import njit
     from numba.core import errors
 
+    from penstock.loops.checked_code import compile_for, kept_function
+
     try:
-        return njit(signature, cache=True, **options)(function)
+        return compile_for(kept_function(function, options), signature)
     except errors.NumbaError:
         raise
     except Exception as error:  # unpickling and loading what is damaged fail with anything
         if "cannot cache" in str(error):
             raise
-        damaged = njit(cache=True, **options)(function)
+        damaged = kept_function(function, options)
         warnings.warn(
             f"what is kept of {function.__name__} in {damaged.stats.cache_path} is damaged and compiled anew: "
             f"{type(error).__name__}: {error}",
@@ -43,4 +44,4 @@ def compiled_and_kept(function: Callable[..., Any], signature: Any, **options: A
             stacklevel=3,
         )
         damaged._cache.flush()
-    return njit(signature, cache=True, **options)(function)
+    return compile_for(kept_function(function, options), signature)

@@ -180,13 +180,13 @@ def _write(path: Path, text: str) -> None:
 
 @cache
 def _version_of_operations() -> str:
-    """What numba does not see change: the code that is compiled into loops."""
+    """What numba does not see change: the code that is compiled into loops, and how they are kept."""
     import numba
 
     from penstock.loops import operations
 
     folder = Path(operations.__file__).parent
-    beside = [folder.parent / name for name in ("prefetch.py", "row_errors.py")]
+    beside = [folder.parent / name for name in ("prefetch.py", "row_errors.py", "checked_code.py")]
     files = [*beside, *sorted(folder.glob("*.py"))]
     texts = [file.read_text() for file in files]
     return "\n".join([str(numba.__version__), *texts])

@@ -20,13 +20,13 @@ from typing import Final
 import llvmlite  # type: ignore[import-untyped]
 import numba
 
-from penstock.loops import prefetch
+from penstock.loops import checked_code, prefetch
 from penstock.loops.kept_code import user_cache
 from penstock.storage import key_loops
 from penstock.storage.private_directories import make_private
 
-BESIDE: Final = (prefetch, key_loops)
-"""Modules elsewhere whose functions or constants are compiled into kernels."""
+BESIDE: Final = (prefetch, key_loops, checked_code)
+"""Modules elsewhere whose functions or constants are compiled into kernels, or which say how they are kept."""
 
 _DIGEST_LENGTH: Final = 16
 _UNUSED_MAX_S: Final = 30 * 86_400.0

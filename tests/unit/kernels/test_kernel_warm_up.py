@@ -134,6 +134,30 @@ def test_a_damaged_kernel_is_compiled_anew(ending: str, left: bytes, tmp_path: P
         assert compiled().stats.cache_hits
 
 
+@pytest.mark.parametrize("ending", [".nbi", ".nbc"])
+def test_damage_within_a_kernel_is_found_before_it_is_loaded(ending: str, tmp_path: Path) -> None:
+    """A lost page in the middle of machine code would end the process with SIGSEGV when it is called."""
+
+    def thrice(number: int) -> int:
+        return 3 * number
+
+    def compiled() -> Any:
+        with kernel_cache.kept_in(tmp_path):
+            return compiled_and_kept(thrice, numba.int64(numba.int64))
+
+    compiled()
+    (file,) = tmp_path.rglob(f"*{ending}")
+    kept = bytearray(file.read_bytes())
+    # ".nbi": the name of the file with the code; ".nbc": the code, of which ELF's name stands at the beginning
+    at = kept.index(b".1.nbc") if ending == ".nbi" else kept.index(b"\x7fELF") + 64
+    kept[at : at + 4] = bytes(4)
+    file.write_bytes(kept)
+    with pytest.warns(RuntimeWarning, match=r"thrice in .* is damaged .*is not what was written"):
+        assert compiled()(14) == 42
+    with warnings.catch_warnings(action="error"):
+        assert compiled().stats.cache_hits
+
+
 def test_kernels_without_a_directory_are_compiled_in_each_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
