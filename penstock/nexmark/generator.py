@@ -12,8 +12,11 @@ texts differ from theirs; proportions, ratios and ranges do not.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +43,9 @@ from penstock.nexmark.texts import (
     person_extras,
     states,
 )
+
+_HIDDEN: Final = ".inprogress-"
+_LEFT_AFTER_S: Final = 86_400.0
 
 KINDS: Final = ("bid", "auction", "person", "")
 FIRST_EVENT_TIME_MS: Final = 1_436_918_400_000
@@ -428,12 +434,21 @@ def _write_kind(kind: str, directory: Path, seed: int, rows: int, files: int) ->
             f"{directory}: holds {foreign[0].name} already, which would mix with the new files; name "
             "an empty directory"
         )
-    with tempfile.TemporaryDirectory(dir=directory, prefix=".inprogress-") as hidden:
+    _remove_left(directory)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=_HIDDEN) as hidden:
         for index, path in enumerate(wanted):
             start, end = rows * index // files, rows * (index + 1) // files
             made = Path(hidden) / path.name
             _write_file(kind, made, seed, start, end)
             made.replace(path)
+
+
+def _remove_left(directory: Path) -> None:
+    """What processes that were killed have left there, a day ago at least."""
+    for left in directory.glob(f"{_HIDDEN}*"):
+        with contextlib.suppress(OSError):  # another's, or a link, or gone
+            if time.time() - left.lstat().st_mtime > _LEFT_AFTER_S:  # noqa: TID251 - compared with a file's
+                shutil.rmtree(left)
 
 
 def _write_file(kind: str, path: Path, seed: int, start: int, end: int) -> None:

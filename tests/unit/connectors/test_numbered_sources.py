@@ -5,6 +5,7 @@ Method: rows are compared with the function itself or the table; time is a numbe
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -310,6 +311,16 @@ def test_files_are_not_written_through_links_that_lie_there(tmp_path: Path) -> N
     nexmark.write_nexmark(50, tmp_path, files=1)
     assert other.read_text() == "somebody's"
     assert not (tmp_path / "bids" / "part-00000.parquet").is_symlink()
+
+
+def test_what_a_killed_process_has_left_goes_a_day_later(tmp_path: Path) -> None:
+    old, young = (tmp_path / "bids" / f".inprogress-{name}" for name in ("old", "young"))
+    for directory in (old, young):
+        directory.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    nexmark.write_nexmark(50, tmp_path, files=1)
+    assert young.exists()
+    assert not old.exists()
 
 
 @pytest.mark.parametrize(("rate", "reads_max"), [(500, 51), (2000, 51), (64_000, 501)])
