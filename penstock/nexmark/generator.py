@@ -16,7 +16,6 @@ import contextlib
 import functools
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -434,8 +433,8 @@ def _write_kind(kind: str, directory: Path, seed: int, rows: int, files: int) ->
             f"{directory}: holds {foreign[0].name} already, which would mix with the new files; name "
             "an empty directory"
         )
-    _remove_left(directory)
     with tempfile.TemporaryDirectory(dir=directory, prefix=_HIDDEN) as hidden:
+        _remove_left(directory, Path(hidden).stat().st_mtime)
         for index, path in enumerate(wanted):
             start, end = rows * index // files, rows * (index + 1) // files
             made = Path(hidden) / path.name
@@ -443,11 +442,11 @@ def _write_kind(kind: str, directory: Path, seed: int, rows: int, files: int) ->
             made.replace(path)
 
 
-def _remove_left(directory: Path) -> None:
+def _remove_left(directory: Path, now_s: float) -> None:
     """What processes that were killed have left there, a day ago at least."""
     for left in directory.glob(f"{_HIDDEN}*"):
         with contextlib.suppress(OSError):  # another's, or a link, or gone
-            if time.time() - left.lstat().st_mtime > _LEFT_AFTER_S:  # noqa: TID251 - compared with a file's
+            if now_s - left.lstat().st_mtime > _LEFT_AFTER_S:
                 shutil.rmtree(left)
 
 
