@@ -120,6 +120,7 @@ class Execution:
         taskmanager_id: str,
         post: Callable[[Callable[[], None]], None],
         schedule: Callable[[], None],
+        deadline_moved: Callable[[], None] = lambda: None,
         output: AttemptOutput | None = None,
         open_log: Callable[[], TextIO] | None = None,
     ) -> None:
@@ -131,6 +132,7 @@ class Execution:
         self._taskmanager_id = taskmanager_id
         self._post = post
         self._schedule = schedule
+        self._deadline_moved = deadline_moved
         self._output = output
         self._open_log = open_log
         self._log_file: TextIO | None = None
@@ -165,8 +167,8 @@ class Execution:
                 self._log_file = self._open_log()
             self._parts.create_partitions(self)
 
-    def step(self) -> Progress:
-        """Does one bounded piece of work."""
+    def step(self, turn_ns: int = 0) -> Progress:
+        """Does one bounded piece of work, and goes on while there is more and less than ``turn_ns`` have passed."""
         if self.has_ended:
             return Progress.ENDED
         with self._boundary():
@@ -176,7 +178,7 @@ class Execution:
             if self._subtask is None:
                 self._open_state()
                 return Progress.IDLE
-            progress = self._subtask.step()
+            progress = self._subtask.step(turn_ns)
             if self._is_loading and not self._parts.is_loading:
                 self._is_loading = False
                 self._report_event(internal_pb2.TaskEvent(side_loaded=internal_pb2.SideLoaded()))
@@ -191,11 +193,10 @@ class Execution:
 
     def flush(self) -> Progress:
         """Sends what is held back while the slot has something else to do."""
-        if self.has_ended or self._subtask is None or not self._subtask.holds_back:
-            return Progress.IDLE
-        with self._boundary():
-            return self._subtask.flush()
-        return Progress.ENDED
+        if not self.has_ended and self._subtask is not None and self._subtask.holds_back:
+            with self._boundary():
+                return self._subtask.flush()
+        return Progress.IDLE
 
     def _open_state(self) -> None:
         now_ms, parts = steady_ms(self._clock), self._parts
@@ -220,6 +221,7 @@ class Execution:
         if not self.has_ended:
             with self._boundary():
                 action()
+            self._deadline_moved()
 
     def handle(self, command: internal_pb2.TaskCommand) -> None:
         """Carries out a command of the JobManager; one that comes before the operators are open waits.
@@ -296,6 +298,11 @@ class Execution:
 
     # -- deadlines
 
+    def deadline_ns(self, now_ms: int, now_ns: int) -> int | None:
+        """Monotonic time of the earliest of both: a step that it wants, and a batch that has to leave."""
+        times = (self.next_call_ns(now_ms, now_ns), self.flush_deadline_ns())
+        return min((at_ns for at_ns in times if at_ns is not None), default=None)
+
     def next_call_ns(self, now_ms: int, now_ns: int) -> int | None:
         """Monotonic time at which it wants a step, even where nothing comes."""
         if self._leaves_again_at_ns is not None:
@@ -310,9 +317,8 @@ class Execution:
 
     def flush_if_due(self, now_ns: int) -> None:
         """Sends batches that have waited for the buffer timeout."""
-        subtask, due_ns = self._subtask, self.flush_deadline_ns()
-        if subtask is not None and due_ns is not None and due_ns <= now_ns:
-            self.run(lambda: subtask.flush_if_due(now_ns))
+        if self._subtask is not None:
+            self.run(partial(self._subtask.flush_if_due, now_ns))
 
     # -- ends
 
@@ -363,8 +369,9 @@ class Execution:
         if states is not None:
             self.run(partial(self._finish, states))
         else:
-            self._is_leaving = False
-            self._leaves_again_at_ns = self._clock.monotonic_ns() + _LEAVE_AGAIN_NS
+            again_at_ns = self._clock.monotonic_ns() + _LEAVE_AGAIN_NS
+            self._is_leaving, self._leaves_again_at_ns = False, again_at_ns
+            self._deadline_moved()
 
     def _finish(self, last_states: LastStates) -> None:
         errors = self._close(has_finished=True)

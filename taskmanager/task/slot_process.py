@@ -193,7 +193,10 @@ class _ExecutionBuilder:
         self._output = output
 
     def __call__(
-        self, deployment: internal_pb2.TaskDeployment, schedule: Callable[[], None]
+        self,
+        deployment: internal_pb2.TaskDeployment,
+        schedule: Callable[[], None],
+        deadline_moved: Callable[[], None],
     ) -> Execution:
         attempt = deployment.attempt
         return Execution(
@@ -204,6 +207,7 @@ class _ExecutionBuilder:
             taskmanager_id=self._configuration.taskmanager_id,
             post=self._services.post,
             schedule=schedule,
+            deadline_moved=deadline_moved,
             output=self._output,
             open_log=lambda: open_log(
                 Path(self._configuration.log_directory),

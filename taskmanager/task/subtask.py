@@ -1,6 +1,6 @@
 """One execution attempt of one subtask: its input, its chain and its outputs.
 
-``step`` does one bounded piece of work and never waits. The slot calls it again when it answers
+``step`` does a bounded piece of work and never waits. The slot calls it again when it answers
 ``MORE``, and otherwise once the subtask has asked for it (input arrived, an output has room, a timer
 is due). The way to the end: the input's data has ended -> watermark to the maximum -> operators emit
 what they hold -> end of data on every output -> commit where the output needs one, and the ends of all
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
+from functools import partial
 
 from common.clock import Clock
 from common.elements import (
@@ -130,9 +131,19 @@ class Subtask:
         self._last_settled_ns = clock.monotonic_ns()
         self._last_progress = Progress.IDLE
 
-    def step(self) -> Progress:
-        """Does one bounded piece of work."""
-        return self._timed(self._step)
+    def step(self, turn_ns: int = 0) -> Progress:
+        """Does one bounded piece of work, and goes on while there is more and less than ``turn_ns`` have passed.
+
+        A barrier that has passed ends the turn: others wait for it, and nobody for what comes behind it.
+        """
+        return self._timed(partial(self._turn, turn_ns))
+
+    def _turn(self, turn_ns: int) -> Progress:
+        until_ns, passed_id = self._last_settled_ns + turn_ns, self.passed_checkpoint_id
+        while (progress := self._step()) is Progress.MORE:
+            if self.passed_checkpoint_id != passed_id or self._clock.monotonic_ns() >= until_ns:
+                break
+        return progress
 
     def _timed(self, work: Callable[[], Progress]) -> Progress:
         self.settle_waiting()

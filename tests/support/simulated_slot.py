@@ -190,7 +190,10 @@ class SimulatedSlot:
         self.runtime.peer_unreachable(peer, reason)
 
     def _build(
-        self, deployment: internal_pb2.TaskDeployment, schedule: Callable[[], None]
+        self,
+        deployment: internal_pb2.TaskDeployment,
+        schedule: Callable[[], None],
+        deadline_moved: Callable[[], None],
     ) -> Execution:
         return Execution(
             deployment,
@@ -200,6 +203,7 @@ class SimulatedSlot:
             taskmanager_id=self.taskmanager_id,
             post=self._services.post,
             schedule=schedule,
+            deadline_moved=deadline_moved,
         )
 
     def _tell(self, text: str) -> None:

@@ -47,7 +47,7 @@ class FakeSubtask:
         self.flushed_at_ns.append(self.now_ns())
         return Progress.IDLE
 
-    def step(self):
+    def step(self, turn_ns):
         if not self.is_waiting:
             return self.work()
         return Progress.ENDED if self.committed else Progress.WAITING
@@ -69,6 +69,9 @@ class FakeSubtask:
 
     def flush_deadline_ns(self):
         return None
+
+    def flush_if_due(self, now_ns):
+        pass
 
     def settle_waiting(self):
         pass
@@ -116,7 +119,7 @@ class Slot:
         deployment = internal_pb2.TaskDeployment(attempt=self.attempt)
         self.runtime.handle(internal_pb2.SlotCommand(deploy=deployment))
 
-    def _build(self, deployment, schedule):
+    def _build(self, deployment, schedule, deadline_moved):
         self.execution = Execution(
             deployment,
             self.parts,
@@ -125,6 +128,7 @@ class Slot:
             taskmanager_id="tm",
             post=self.mailbox.post,
             schedule=schedule,
+            deadline_moved=deadline_moved,
             open_log=self.open_log,
         )
         return self.execution
@@ -172,7 +176,7 @@ def test_what_could_not_be_read_is_named_whatever_the_error_came_out_of():
     slot = Slot()
     partition = PartitionId("e0", "v7", 3, 2)
 
-    def step():
+    def step(turn_ns):
         raise PartitionUnavailable("e0: rows are gone", partition=partition) from (
             PartitionUnavailable("rows are gone")
         )

@@ -29,24 +29,21 @@ class Busy:
     def handle(self, command: internal_pb2.TaskCommand) -> None:
         pass
 
-    def step(self) -> Progress:
+    def step(self, turn_ns: int) -> Progress:
         self.steps += 1
         if self.steps == self._barrier_at:
             self.passed_checkpoint_id = 1
         return Progress.MORE
 
-    def next_call_ns(self, now_ms: int, now_ns: int) -> None:
+    def deadline_ns(self, now_ms: int, now_ns: int) -> None:
         return None
-
-    def flush_if_due(self, now_ns: int) -> None:
-        pass
 
 
 def slot_of(**barriers: int) -> tuple[SlotRuntime, dict[str, Busy]]:
     """A slot with subtasks by these names."""
     loop, executions = SimulatedLoop(), {}
 
-    def build(deployment: internal_pb2.TaskDeployment, schedule: object) -> Busy:
+    def build(deployment: internal_pb2.TaskDeployment, *callbacks: object) -> Busy:
         name = deployment.attempt.vertex
         executions[name] = Busy(deployment.attempt, barriers[name])
         return executions[name]
@@ -129,3 +126,24 @@ def test_everybody_who_stands_in_the_line_has_a_turn_before_long(
         assert bool(turns) == bool(waiting)
         assert all((key in turns) == (key in waiting) for key in range(5))
         assert all(waited < 5 * (PREFERRED_IN_A_ROW + 1) for waited in waiting.values())
+
+
+def test_a_round_goes_down_the_pipeline_whoever_came_first() -> None:
+    """Ten vertices; what one has done gives the next one something to do, as its rows and barriers do."""
+    slot, executions = slot_of(**{f"v{number}": 10**9 for number in range(10, -1, -1)})
+    for number in range(11):
+        slot.run_one()
+        assert [name for name, one in executions.items() if one.steps] == [
+            f"v{stepped}" for stepped in range(number, -1, -1)
+        ]
+
+
+def test_the_barrier_goes_on_where_it_is() -> None:
+    turns = Turns[int]()
+    for vertex in (4, 3, 2, 1):
+        turns.add(vertex)
+    turns.passed(1, 7)
+    assert turns.take() == 2
+    turns.passed(2, 7)
+    turns.add(2)
+    assert turns.take() == 3
