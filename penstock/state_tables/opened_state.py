@@ -24,7 +24,7 @@ from penstock.state_tables.operator_tables import (
     list_schema,
     splits_batch,
 )
-from penstock.state_tables.state_view import StateView
+from penstock.state_tables.state_view import KEY_GROUP, StateView
 from penstock.storage.blobs import SnapshotReader
 from penstock.storage.codec import StateError
 from penstock.storage.entries.file_names import BACKEND as ROCKSDB
@@ -158,6 +158,22 @@ class StateTables:
         known = ", ".join(repr(one.name) for one in operator.states)
         raise StateError(f"operator {uid!r} has no state {state!r} in {self.path}: it has {known}")
 
+    def check_key_groups(self, uid: str, state: str, key_groups: range | None) -> None:
+        """Checks that a state may have rows of these key-groups; None = all.
+
+        Raises:
+            StateError: there is no such state, it has no key-groups, or they are no range of them.
+        """
+        has_keys = KEY_GROUP in self.schema(uid, state).names
+        if key_groups is None:
+            return
+        wanted, most = checked_range(key_groups), self.operator(uid).max_parallelism
+        where = f"state {state!r} of operator {uid!r}"
+        if not has_keys:
+            raise StateError(f"{where} has no key-groups: leave key_groups={wanted!r} out")
+        if wanted.start < 0 or wanted.start >= most:
+            raise StateError(f"{where} has key-groups 0 to {most - 1}: none is in {wanted!r}")
+
     def read(self, uid: str, state: str, *, key_groups: range | None = None) -> pa.Table:
         """All rows of a state.
 
@@ -165,7 +181,8 @@ class StateTables:
             key_groups: whose rows are wanted; None = all.
 
         Raises:
-            StateError: there is no such state, or the job has retired the checkpoint meanwhile.
+            StateError: there is no such state, none of it can be of these key-groups, or the job has retired the
+                checkpoint meanwhile.
             StoreCorrupt: a file is damaged.
         """
         schema = self.schema(uid, state)
@@ -175,7 +192,8 @@ class StateTables:
         self, uid: str, state: str, *, key_groups: range | None = None
     ) -> Iterator[pa.RecordBatch]:
         """The same in batches, read as they are asked for."""
-        wanted = _ALL_KEY_GROUPS if key_groups is None else checked_range(key_groups)
+        self.check_key_groups(uid, state, key_groups)
+        wanted = _ALL_KEY_GROUPS if key_groups is None else key_groups
         for piece in self.pieces(uid, state):
             own = range(
                 max(piece.first_key_group, wanted.start), min(piece.last_key_group + 1, wanted.stop)

@@ -248,7 +248,9 @@ def asked_state(options: Mapping[str, str], *, is_known: bool = False) -> AskedS
     uid, name = options["uid"], options["state"]
     state = (open_again if is_known else open_state)(options["path"])
     schema = spark_schema(state.schema(uid, name), f"state {name!r} of operator {uid!r}")
-    return AskedState(state.path, uid, name, schema, _asked_key_groups(options.get("key_groups")))
+    key_groups = _asked_key_groups(options.get("key_groups"))
+    state.check_key_groups(uid, name, key_groups)
+    return AskedState(state.path, uid, name, schema, key_groups)
 
 
 def _asked_key_groups(text: str | None) -> range | None:

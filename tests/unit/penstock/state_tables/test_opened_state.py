@@ -18,6 +18,7 @@ import pytest
 import penstock as ps
 from penstock.errors import StoreCorrupt
 from penstock.state_tables.opened_state import StateTables
+from penstock.state_tables.state_partitions import asked_state
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 SETS = sorted(GOLDEN.glob("runs-*/*.tar.gz"))
@@ -140,6 +141,13 @@ def test_wrong_names_are_told_the_right_ones(tmp_path: Path) -> None:
         state.read("sums", "slice")
     with pytest.raises(ps.StateError, match="no range of key-groups"):
         state.read("sums", "slices", key_groups=5)  # type: ignore[arg-type]
+    for none in (range(128, 200), range(-5, 5)):
+        with pytest.raises(ps.StateError, match=r"'slices' .* has key-groups 0 to 127: none is in"):
+            state.read("sums", "slices", key_groups=none)
+    with pytest.raises(ps.StateError, match=r"'splits' .* has no key-groups: leave key_groups="):
+        state.read("numbers", "splits", key_groups=range(10))
+    with pytest.raises(ps.StateError, match=r"'splits' .* has no key-groups"):
+        asked_state({"path": state.path, "uid": "numbers", "state": "splits", "key_groups": "0-9"})
     with pytest.raises(ps.StateError, match="neither a manifest nor a HEAD"):
         ps.open_state(Path(__file__).parent)
     with pytest.raises(ps.StateError, match="cannot be read"):
