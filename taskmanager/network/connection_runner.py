@@ -314,7 +314,8 @@ class _Loop(LinkRunner):
         sock = link.socket
         assert sock is not None, "a link without a socket became writable"
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
+        # One that was there, and was reset before this thread came to it, finds that out as it greets.
+        if code not in (0, errno.ECONNRESET):
             link.fail(f"{address} cannot be reached: {os.strerror(code)}")
             return
         link.connected(greeting)

@@ -20,10 +20,11 @@ from common.elements import CheckpointBarrier, EndOfData, Watermark
 from common.pb import internal_pb2
 from penstock.errors import TaskFailure
 from penstock.pb import graph_pb2
-from taskmanager.network.connection_runner import SocketTransport
+from taskmanager.network.connection_runner import SocketTransport, _Loop
 from taskmanager.network.frames import FrameDecoder, FrameKind, encode_frame
 from taskmanager.network.messages import Hello, Refused, decode_message, encode_message
 from tests.support.exchange_slots import (
+    DEADLINE_S,
     ThreadedSlot,
     attempt_id,
     configuration,
@@ -288,8 +289,20 @@ def test_a_refusal_reaches_a_peer_of_another_version(slots: Any, directory: Path
     assert "version 99" in decode_message(Refused, frames[0].payload).reason
 
 
-def test_a_reset_connection_is_a_lost_one(slots: Any) -> None:
-    """A peer that takes the greeting and resets the connection; it is greeted once more."""
+@pytest.mark.parametrize("is_held_up", [False, True])
+def test_a_reset_connection_is_a_lost_one(
+    slots: Any, monkeypatch: pytest.MonkeyPatch, is_held_up: bool
+) -> None:
+    """A peer that takes the connection and resets it; it is greeted once more, also where this process is held up, and
+    learns only behind that that there was one."""
+    is_reset, connected = threading.Event(), _Loop._connected
+
+    def late(*arguments: Any) -> None:
+        is_reset.wait(DEADLINE_S)
+        connected(*arguments)
+
+    if is_held_up:
+        monkeypatch.setattr(_Loop, "_connected", late)
     consumer = slots("c")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
@@ -311,6 +324,7 @@ def test_a_reset_connection_is_a_lost_one(slots: Any) -> None:
             sock = accepted.pop()
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             sock.close()
+            is_reset.set()
         run_until([consumer], lambda: bool(consumer.errors))
     assert "the connection to slot p" in str(consumer.errors[0])
 
