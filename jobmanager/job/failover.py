@@ -98,6 +98,9 @@ class Failover:
         )
         self._rebuilds = rebuilt_regions(regions)
         self._spared = frozenset[int]()
+        self._finished_in_all = frozenset[SubtaskId]()
+        """Of the checkpoints that ``over_in`` was asked about last."""
+        self._over = frozenset[KeptOutput]()
         self._pre_aggregating = frozenset(
             vertex.id for vertex in regions.plan.vertices if vertex.pre_aggregates
         )
@@ -355,13 +358,17 @@ class Failover:
         known = [one.finished for one in checkpoints]
         if not (self._rebuilds and known):
             return frozenset()
-        over = spared_regions(self._regions, frozenset.intersection(*known))
-        return frozenset(
-            partition
-            for region in self._regions.regions
-            if region.index in over
-            for partition in self._regions.produced_by(region)
-        )
+        finished = frozenset.intersection(*known)
+        if finished != self._finished_in_all:
+            over = spared_regions(self._regions, finished)
+            self._over = frozenset(
+                partition
+                for region in self._regions.regions
+                if region.index in over
+                for partition in self._regions.produced_by(region)
+            )
+            self._finished_in_all = finished
+        return self._over
 
     def begin_from(self, restored: RestoredCheckpoint | None) -> None:
         """What begins from now on begins from this checkpoint."""

@@ -96,11 +96,17 @@ class JobStore:
         """
         content = graph.SerializeToString()
         digest = digest_of(content)
-        self._store.put(f"{job_id}/{graph_name(digest)}", (content,))
+        record = self._record(
+            job_id
+        )  # known from here on: who gives this call up withdraws what comes of it yet
+        try:
+            self._store.put(f"{job_id}/{graph_name(digest)}", (content,))
+        except StreamError:
+            self._forget(job_id, record)
+            raise
         first = job_record_pb2.StoredJob(
             job_id=job_id, submitted_at_ms=submitted_at_ms, graph_digest=digest
         )
-        record = self._record(job_id)
         record.create(first)
         try:
             self._leader.verify()
@@ -238,9 +244,10 @@ class JobStore:
         self._forget(job_id)
         return paths & kept
 
-    def _forget(self, job_id: str) -> None:
+    def _forget(self, job_id: str, record: RecordStore | None = None) -> None:
         with self._lock:
-            self._records.pop(job_id, None)
+            if record is None or self._records.get(job_id) is record:
+                self._records.pop(job_id, None)
 
     # ------------------------------------------------------------ what is noted of it
 

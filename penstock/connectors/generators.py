@@ -73,6 +73,8 @@ def sample_generator_schema(fn: Callable[[int, int], Any]) -> pa.Schema:
 
 def _is_open(type_: pa.DataType) -> bool:
     """Whether Arrow has inferred it, or a part of it, from nothing but nulls."""
+    if pa.types.is_dictionary(type_):
+        return _is_open(type_.value_type)
     parts = (type_.field(index).type for index in range(type_.num_fields))
     return pa.types.is_null(type_) or any(map(_is_open, parts))
 

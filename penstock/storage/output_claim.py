@@ -53,7 +53,7 @@ def decode_claim(content: bytes | None) -> OutputClaim | None:
     Raises:
         StoreCorrupt: it cannot be understood.
     """
-    said = (content or _OPEN).partition(b"\n")[0]
+    said = (_OPEN if content is None else content).partition(b"\n")[0]
     if said == _OPEN:
         return None
     use, by, job_id = said.decode(errors="replace").strip().partition(" by job ")

@@ -142,11 +142,6 @@ def give_savepoint_back(
     if owner_of(content) != job_id and not (may_come and is_there and is_free):
         return
     check()
-    if (
-        not before and not may_come
-    ):  # nobody else takes it from a job that is not known to have ended
-        point.store.delete(OWNER_PATH)
-        return
     if not point.store.compare_and_swap(OWNER_PATH, content, signed(before.encode())):
         raise StoreTransient(f"{OWNER_PATH} in {point.uri} has changed meanwhile")
 

@@ -2,12 +2,13 @@
 
 Invariants: no more calls run at once than there are places, but for those that have run for ``HANGS_AFTER_S``, which
 have given theirs up; a thread stands by wherever a call waits, so that it begins once one of those has hung long enough.
-A call that hangs cannot be ended. One of an attempt that has ended is left behind, and its thread with it: of these there
-may be ``LEFT_MAX``, then the process has to be replaced.
+A call that hangs cannot be ended. One of an attempt that has ended, and that has run for ``LEFT_AFTER_S``, is left behind,
+and its thread with it: of these there may be ``LEFT_MAX``, then the process has to be replaced.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from typing_extensions import override
 
 HANGS_AFTER_S: Final = 5.0
+LEFT_AFTER_S: Final = 30.0
 LEFT_MAX: Final = 16
 THREADS_MAX: Final = 64
 
@@ -79,11 +81,13 @@ class HangingCalls(Executor):
         name: str,
         on_left: Callable[[int], None],
         hangs_after_s: float = HANGS_AFTER_S,
+        left_after_s: float = LEFT_AFTER_S,
     ) -> None:
         self._places = places
         self._name = name
         self._on_left = on_left
         self._hangs_after_s = hangs_after_s
+        self._left_after_s = left_after_s
         self._changed = threading.Condition()
         self._waiting: deque[tuple[Future[Any], Callable[..., Any]]] = deque()
         self._running: dict[int, _Running] = {}
@@ -98,7 +102,12 @@ class HangingCalls(Executor):
             if self._is_closed:
                 raise RuntimeError(f"the threads of {self._name} are closed")
             self._waiting.append((future, work))
-            self._have_one_stand_by()
+            try:
+                self._have_one_stand_by()
+            except RuntimeError:  # no more threads: one of those that there are comes to it
+                if not self._threads:
+                    self._waiting.pop()
+                    raise
             self._changed.notify()
             left = self._left()
         if left > LEFT_MAX:
@@ -119,17 +128,16 @@ class HangingCalls(Executor):
         now_s = time.monotonic()
         return sum(
             isinstance(running.work, OwnedCall)
-            and running.hangs(now_s, self._hangs_after_s)
+            and running.hangs(now_s, self._left_after_s)
             and running.work.is_left()
             for running in self._running.values()
         )
 
     def _have_one_stand_by(self) -> None:
         if self._waiting and self._threads == len(self._running) < THREADS_MAX:
+            name = f"{self._name}-{self._threads + 1}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
             self._threads += 1
-            threading.Thread(
-                target=self._work, name=f"{self._name}-{self._threads}", daemon=True
-            ).start()
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
@@ -159,7 +167,8 @@ class HangingCalls(Executor):
                     if wait_s <= 0:
                         taken = self._waiting.popleft()
                         self._running[threading.get_ident()] = _Running(taken[1], now_s)
-                        self._have_one_stand_by()
+                        with contextlib.suppress(RuntimeError):  # then this one comes again
+                            self._have_one_stand_by()
                         return taken
                 self._changed.wait(wait_s)
             self._threads -= 1

@@ -155,6 +155,7 @@ class SlotRuntime:
         execution = self._executions.get(key)
         if execution is not None and execution.has_ended:
             del self._executions[key]
+            self._turns.gone(key)
 
     # -- loop
 

@@ -93,6 +93,10 @@ class Turns(Generic[Key]):
         elif checkpoint_id == self._checkpoint_id and self._passed:
             self._passed.add(key)
 
+    def gone(self, key: Key) -> None:
+        """A subtask has ended: who takes its place is not behind it."""
+        self._passed.discard(key)
+
     def ended(self, checkpoint_id: int) -> None:
         """A checkpoint is complete, or has been given up."""
         if checkpoint_id >= self._checkpoint_id:

@@ -162,8 +162,9 @@ def test_other_sources_and_sinks() -> None:
     batch = pa.record_batch({"a": [1]})
     assert sample_generator_schema(lambda start, count: batch).equals(batch.schema)
     rejected("expected a pyarrow.RecordBatch", sample_generator_schema, lambda start, count: 3)
-    for nothing in ([None], [[]], [{"x": None}]):
-        batch = pa.record_batch({"b": pa.array(nothing)})
+    of_nulls = pa.array([None]).dictionary_encode()
+    for nothing in (*map(pa.array, ([None], [[]], [{"x": None}])), of_nulls):
+        batch = pa.record_batch({"b": nothing})
         rejected(
             "does not say what later rows hold", sample_generator_schema, lambda *_, b=batch: b
         )

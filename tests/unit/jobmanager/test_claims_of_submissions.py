@@ -27,7 +27,7 @@ from jobmanager.stores.job_store import JobStore
 from jobmanager.stores.record_store import RECORD_NAME
 from jobmanager.stores.starts_store import START_NAME
 from jobmanager.stores.stored_job import is_unstored
-from penstock.errors import JobRejected, StoreTransient
+from penstock.errors import JobRejected, StoreTransient, StreamError
 from penstock.graph.output_in_doubt import IN_DOUBT_KEY
 from penstock.pb import checkpoint_pb2, graph_pb2
 from penstock.storage.local_store import LocalStore
@@ -253,6 +253,38 @@ def test_a_job_that_is_stored_when_its_client_was_told_that_it_is_not_is_run_by_
                 assert JOB in dispatcher.jobs
         async with cluster_of() as cluster:
             assert (JOB in cluster.jobmanager.dispatcher.jobs) is not claims
+
+    run(scenario)
+
+
+def test_a_job_whose_graph_is_written_when_its_client_was_told_that_it_is_not_stored_is_run_by_nobody(
+    cluster_of: Any,
+    make_graph: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The storage hangs at the first of what is written of it, and goes on."""
+    put, may_go = LocalStore.put, threading.Event()
+
+    def slow(store: LocalStore, path: str, chunks: Any) -> int:
+        if path.startswith(f"{JOB}/graph-"):
+            assert may_go.wait(30)
+        return put(store, path, chunks)
+
+    monkeypatch.setattr(LocalStore, "put", slow)
+    monkeypatch.setattr(dispatcher_runner, "_RECORD_TIMEOUT_MS", 50)
+    monkeypatch.setattr(claimed_starts_runner, "FIRST_PAUSE_S", 0.05)
+    records = JobRecords(tmp_path)
+
+    async def scenario() -> None:
+        async with cluster_of() as cluster:
+            with pytest.raises(StreamError):
+                await cluster.jobmanager.dispatcher.submit(JOB, make_graph())
+            may_go.set()
+            while not any(is_unstored(one) for one in records.all().values()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        async with cluster_of() as cluster:
+            assert JOB not in cluster.jobmanager.dispatcher.jobs
 
     run(scenario)
 

@@ -343,6 +343,24 @@ def test_what_is_given_back_while_its_claim_is_noted_is_not_claimed(tmp_path: Pa
     assert not (tmp_path / "OWNER").exists()
 
 
+@pytest.mark.parametrize("may_come", [False, True])
+def test_who_sleeps_before_it_gives_back_takes_it_from_nobody(
+    tmp_path: Path, may_come: bool
+) -> None:
+    write_savepoint(tmp_path)
+    point = open_restore_point(str(tmp_path))
+    claim_savepoint(point, "a")
+
+    def asleep() -> None:
+        give_savepoint_back(point, "a")
+        claim_savepoint(open_restore_point(str(tmp_path)), "b")
+
+    with pytest.raises(StoreTransient, match="has changed meanwhile"):
+        give_savepoint_back(point, "a", asleep, may_come=may_come)
+    give_savepoint_back(point, "a", may_come=may_come)
+    assert open_restore_point(str(tmp_path)).owner == "b"
+
+
 def test_a_savepoint_is_removed_with_all_that_lies_beside_it(tmp_path: Path) -> None:
     write_savepoint(tmp_path / "one")
     claim_savepoint(open_restore_point(str(tmp_path / "one")), "a")

@@ -147,3 +147,14 @@ def test_the_barrier_goes_on_where_it_is() -> None:
     turns.passed(2, 7)
     turns.add(2)
     assert turns.take() == 3
+
+
+def test_what_has_ended_has_nobody_preferred_to_what_takes_its_place() -> None:
+    turns = Turns[str]()
+    turns.passed("1 map", 7)
+    turns.gone("1 map")
+    for name in ("1 map", "2 sink", "0 source"):
+        turns.add(name)
+    assert [turns.take() for _ in range(2)] == ["0 source", "1 map"]
+    turns.add("0 source")
+    assert turns.take() == "2 sink", "the round goes on"

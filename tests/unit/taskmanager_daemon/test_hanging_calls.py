@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from threading import Event
 
@@ -17,7 +18,7 @@ class Site:
     def __init__(self, hangs_after_s: float) -> None:
         self.told: list[int] = []
         self.never = Event()
-        self.calls = HangingCalls(2, "test", self.told.append, hangs_after_s)
+        self.calls = HangingCalls(2, "test", self.told.append, hangs_after_s, hangs_after_s)
 
 
 @pytest.fixture
@@ -76,6 +77,28 @@ def test_closed_threads_give_up_what_has_not_begun(site: Site) -> None:
     with pytest.raises(RuntimeError):
         site.calls.submit(int)
     del two
+
+
+@pytest.mark.parametrize("site", [60.0], indirect=True)
+def test_where_no_thread_can_be_started_later_calls_are_made(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            site.calls.submit(int)
+    begun = Event()
+    first = site.calls.submit(lambda: (begun.set(), site.never.wait()))
+    assert begun.wait(DEADLINE_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        second, third = site.calls.submit(int), site.calls.submit(int)
+        site.never.set()
+        assert [one.result(DEADLINE_S) for one in (second, third)] == [0, 0]
+    assert first.done()
 
 
 @pytest.mark.parametrize("site", [60.0], indirect=True)
