@@ -57,6 +57,8 @@ def read_yaml(path: Path) -> dict[str, object]:
         return flat_keys(content)
     except ConfigurationError as error:
         raise ConfigurationError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ConfigurationError(f"{path}: an alias stands for what it lies in") from None
 
 
 def _check_once(node: yaml.Node | None) -> None:

@@ -9,7 +9,7 @@ what was taken back, nobody commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -125,8 +125,11 @@ def make_claim(
         if found is not None and not may_claim(found, wanted, has_ended):
             return found
         note()
+        # What others have taken back stays so where this is released.
+        stay = [one for one in _claims(content) if one.use is wanted.use is OutputUse.TAKES_BACK]
+        said = _said([wanted, *(one for one in stay if one != wanted)])
         # Also where it says so: what is read may not survive a crash, what was swapped does.
-        if store.compare_and_swap(OUTPUT_PATH, content, signed(wanted.encode())):
+        if store.compare_and_swap(OUTPUT_PATH, content, said):
             return wanted
     raise StoreTransient(f"{OUTPUT_PATH} in {store!r} changed {_ATTEMPTS} times meanwhile")
 
@@ -150,14 +153,15 @@ def release_claim(
     """
     content = _content(store)
     try:
-        found = decode_claim(content)
+        claims = _claims(content)
     except StoreCorrupt:
         return
-    if found != own and not (may_come and found == before):
+    is_as_before = claims == [one for one in [before] if one is not None]
+    if own not in claims and not (may_come and is_as_before):
         return
     check()
-    said = _OPEN if before is None else before.encode()
-    if not store.compare_and_swap(OUTPUT_PATH, content, signed(said)):
+    left = [one for one in claims if one != own] or ([] if before is None else [before])
+    if not store.compare_and_swap(OUTPUT_PATH, content, _said(left)):
         raise StoreTransient(f"{OUTPUT_PATH} in {store!r} has changed meanwhile")
 
 
@@ -173,6 +177,19 @@ def claim_that_stays(store: ObjectStore) -> set[str]:
         return {OUTPUT_PATH}
     is_needed = found is not None and found.use is OutputUse.COMMITS
     return {OUTPUT_PATH} if is_needed and not store.sizes([COMMITTED_PATH]) else set()
+
+
+def _claims(content: bytes | None) -> list[OutputClaim]:
+    """The one that counts, and behind the token those of others who take it back as well, the newest first."""
+    first, _, *others = [*(content or b"").split(b"\n"), b""]
+    lines = [content if content is None else first, *filter(None, others)]
+    return [claim for line in lines if (claim := decode_claim(line)) is not None]
+
+
+def _said(claims: Sequence[OutputClaim]) -> bytes:
+    """What the object says: the one that counts, and behind the token the others."""
+    first = claims[0].encode() if claims else _OPEN
+    return signed(first) + b"".join(one.encode() + b"\n" for one in claims[1:])
 
 
 def _content(store: ObjectStore) -> bytes | None:

@@ -188,6 +188,7 @@ def test_a_wrong_file_is_an_error(tmp_path, content):
         ("heartbeat:\n  interval: 1s\nheartbeat:\n  timeout: 9s\n", "in lines 1 and 3"),
         ("heartbeat: {interval: 1s, interval: 1s}\n", "'interval' is there twice"),
         ("heartbeat.interval: 1s\nheartbeat:\n  interval: 2s\n", "'heartbeat.interval' is"),
+        ("heartbeat: &a {interval: *a}\n", "an alias stands for what it lies in"),
     ],
 )
 def test_a_key_is_in_a_file_once(tmp_path: pathlib.Path, content: str, told: str) -> None:

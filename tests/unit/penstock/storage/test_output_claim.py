@@ -19,7 +19,13 @@ from typing_extensions import override
 from penstock.errors import StoreCorrupt, StoreTransient
 from penstock.storage import output_claim
 from penstock.storage.memory_store import MemoryStore
-from penstock.storage.output_claim import OutputClaim, OutputUse, make_claim, release_claim
+from penstock.storage.output_claim import (
+    OutputClaim,
+    OutputUse,
+    make_claim,
+    read_claim,
+    release_claim,
+)
 from penstock.storage.savepoint import OUTPUT_PATH
 
 RUNS = 500
@@ -156,3 +162,30 @@ def test_what_is_damaged_is_nobodys() -> None:
     store.put(OUTPUT_PATH, [b"commi"])
     with pytest.raises(StoreCorrupt, match="OUTPUT beside the manifest"):
         make_claim(store, OutputClaim(OutputUse.COMMITS, "b"))
+
+
+def test_what_another_job_has_taken_back_stays_so_where_a_later_one_is_given_back() -> None:
+    store = MemoryStore(1 << 16)
+    runs, refused, late = (OutputClaim(OutputUse.TAKES_BACK, name) for name in ("a", "b", "c"))
+    for one in (runs, refused, late):
+        assert make_claim(store, one) == one
+    release_claim(store, refused)
+    assert read_claim(store) == late
+    release_claim(store, late)
+    assert read_claim(store) == runs
+    commits = OutputClaim(OutputUse.COMMITS, "d")
+    assert make_claim(store, commits) == runs
+    release_claim(store, runs)
+    assert read_claim(store) is None
+    assert make_claim(store, commits) == commits
+    store.put(OUTPUT_PATH, [b"taken back by job a"])  # as an earlier version says it
+    assert make_claim(store, refused) == refused
+    release_claim(store, refused)
+    assert read_claim(store) == runs
+
+
+def test_an_empty_claim_is_a_damaged_one() -> None:
+    store = MemoryStore(1 << 16)
+    store.put(OUTPUT_PATH, [b""])
+    with pytest.raises(StoreCorrupt):
+        read_claim(store)
