@@ -91,7 +91,7 @@ class KeptPartitionsRunner:
 
     async def release(self, effect: job_effects.ReleasePartitions) -> None:
         """Removes partitions. A TaskManager that does not hear of it is told when its heartbeat names them; what
-        is left on shared storage goes with the job, or is swept when another JobManager leads."""
+        is left on shared storage goes with the job, or is swept when another JobManager leads behind its end."""
         shared = self._cluster.partitions.shared
         if effect.taskmanager_id == SHARED_STORAGE:
             if shared is not None:

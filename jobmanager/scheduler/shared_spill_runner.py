@@ -1,6 +1,6 @@
 """Calls to the shared storage of complete partitions, each within a deadline.
 
-What cannot be removed now is logged; it goes at the latest when the next JobManager leads.
+What cannot be removed now is logged; it goes with its job, or when the next JobManager leads behind the end of that.
 """
 
 from __future__ import annotations
