@@ -49,9 +49,15 @@ def is_frame(data: Any) -> bool:
 
 def frame_batches(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     """The rows."""
-    if not _is_local(frame):
-        yield from _through_driver(frame)
-        return
+    names = frame.columns
+    # Spark hands over no column whose name has a point in it, or is there twice but for its case.
+    numbered = frame.toDF(*(f"c{place}" for place in range(len(names))))
+    through = _through_files if _is_local(frame) else _through_driver
+    for batch in through(numbered):
+        yield batch.rename_columns(names)
+
+
+def _through_files(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     with tempfile.TemporaryDirectory(prefix="penstock-frame-") as directory:
         for row in _rows_of_files(frame, directory):
             with pa.memory_map(row.path) as file, pa.ipc.open_stream(file) as reader:

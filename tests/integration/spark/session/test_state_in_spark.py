@@ -215,6 +215,11 @@ def test_a_limit_of_batches_is_lifted_where_it_cuts_nothing(spark: SparkSession)
     assert sum(batch.num_rows for batch in frame_batches(observed)) == 30_000
     assert seen.get == {"rows": 30_000}
 
+    named = plain.selectExpr("cast(id as string) t", "id n").limit(3)
+    for names in (["a.b", "a"], ["a", "A"], ["a`c", "a"], ["a", "a"]):
+        found = pa.Table.from_batches(list(frame_batches(named.toDF(*names))))
+        assert (found.schema.names, found[1].to_pylist()) == (names, [0, 1, 2])
+
     class Older:
         """What a Spark is like that has none of this."""
 
